@@ -1,4 +1,4 @@
-"""Finished runs of train.py on classifiers, as reports describe them."""
+"""Finished classifier runs of train.py, described for reports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,25 +13,25 @@ from training.tasks import config_of
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the best weights of the run in `folder` were scored on the test split."""
+    """Whether the run in `folder` has scored its best weights on the test split."""
     records = read_metrics(folder)
     return bool(records) and "test_accuracy" in records[-1]
 
 
 def finished_folders(out: Path) -> Iterator[Path]:
-    """Folders of all finished runs of a sweep."""
+    """Yield the folders of all finished runs of a sweep."""
     for folder in out.glob("*_seed*"):
         if (folder / RUN_CONFIG).exists() and is_finished(folder):
             yield folder
 
 
 def read_run_config(folder: Path) -> ClassifyConfig:
-    """The configuration of the run in `folder`."""
+    """Read the configuration of the run in `folder`."""
     return config_of(folder, ClassifyConfig)
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Settings, cost and accuracy (percent) of a finished run, as JSON can hold them."""
+    """Settings, cost and accuracy (percent) of a finished run, as JSON values."""
     config, records = read_run_config(folder), read_metrics(folder)
     last, model = records[-1], config.model
     evaluations = [record for record in records if "val_accuracy" in record]
@@ -65,12 +65,32 @@ _POSITIONS = {
     "sequence": "rotary",
     "axial": "rotary by row and column",
 }
-"""By name of the embedding or of the rotary positions; "none" is left out."""
+"""Stored description of each embedding or rotary setting, except "none"."""
 _AUGMENT = {"mirror": "mirrored", "dihedral": "turned and mirrored"}
 
 
+_DISPLAYED = {
+    "waves of row and column": "sinusoids of row and column",
+    "rotary by row and column": "rotary in row and column",
+    "heads that begin at a neighbour, by": "heads initialized to attend to a neighbour, strength",
+    "after the text, hidden": "after the text, masked",
+    "black pixels, left out": "black pixels, removed",
+    "turned and mirrored": "rotated and mirrored",
+    "moved by up to": "shifted by up to",
+    "steps on other sets": "steps on other datasets",
+    "as they are": "unmodified",
+}
+
+
+def display_description(stored: str) -> str:
+    """Wording of a stored description in tables; merging reports compares the stored ones."""
+    for wording, displayed in _DISPLAYED.items():
+        stored = stored.replace(wording, displayed)
+    return stored
+
+
 def positions_of(config: ClassifyConfig) -> str:
-    """How the model is told where tokens stand."""
+    """Describe how the model encodes positions."""
     model = config.model
     parts = [_POSITIONS[name] for name in (model.embedding, model.rotary) if name != "none"]
     if model.local_start:
@@ -79,7 +99,7 @@ def positions_of(config: ClassifyConfig) -> str:
 
 
 def padding_of(config: ClassifyConfig) -> str:
-    """What is padding, and what becomes of it."""
+    """Describe the padding, and how it is handled."""
     if config.model.grid_width is None:
         return "after the text, hidden"
     if config.data.zeros == "padding":
@@ -88,7 +108,7 @@ def padding_of(config: ClassifyConfig) -> str:
 
 
 def changes_of(config: ClassifyConfig, before: ClassifyConfig | None = None) -> str:
-    """Changes to the training examples, and training before them: `before` on hidden tokens."""
+    """Describe augmentation and earlier training; `before` is the run on hidden tokens."""
     data = config.data
     parts = [] if data.augment == "none" else [_AUGMENT[data.augment]]
     if data.shift:

@@ -1,4 +1,4 @@
-"""The results at a glance: the table of README.md, a question a line."""
+"""Headline results: the table of README.md, one question per row."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -10,35 +10,35 @@ from experiments.pathx.stages import DENSE, SPARSE
 from experiments.reports import table
 from experiments.table4.forest import differences
 
-Results = Mapping[str, Result]  # by the names of their files
+Results = Mapping[str, Result]  # by file name
 
-LENGTH, HEAD_DIM = 16_384, 64  # of the attention that is compared with its peers
+LENGTH, HEAD_DIM = 16_384, 64  # of the attention benchmark
 CONTEXT = 4096  # of the training step
 
 
 class Line(NamedTuple):
-    """A question, and who answers it."""
+    """One row of the table: a question and the function that answers it."""
 
     question: str
     answer: Callable[[Results], tuple[str, str]]
-    """Gives ours, and the paper's or that of the best peer."""
+    """Return two cells: Papilio's result, and that of the paper or the best peer."""
     command: str
-    """What made the numbers, a module of experiments."""
+    """Module of experiments that measured the numbers."""
     section: str
-    """Of docs/reproduce.md: how to call it."""
+    """Section of docs/reproduce.md with the full command."""
     page: str
-    """Of docs, with its section: what else is to be said."""
+    """Page of docs, with its section, that has the details."""
 
 
 def glance_table(**results: Result) -> str:
-    """All of `LINES`, of the results that `RESULTS` names."""
+    """Build the table of all `LINES` from the results that `RESULTS` names."""
     return table(
         {
             "question": line.question,
-            "ours": ours,
-            "the paper, or the best peer": theirs,
-            "made by": f"[`{line.command}`](docs/reproduce.md#{line.section})",
-            "more": f"[{line.page.partition('.')[0]}](docs/{line.page})",
+            "Papilio": ours,
+            "best other": theirs,
+            "command": f"[`{line.command}`](docs/reproduce.md#{line.section})",
+            "details": f"[{line.page.partition('.')[0]}](docs/{line.page})",
         }
         for line in LINES
         for ours, theirs in [line.answer(results)]
@@ -49,19 +49,19 @@ def _from_scratch(results: Results) -> tuple[str, str]:
     theirs = {row["model"]: row["perplexity"] for row in results["table4_hours"]["paper"]}
     short, long = (theirs[f"FlashAttention, {context}"] for context in ("1K", "4K"))
     verdict = "better" if long < short else "worse"
-    return _nats(results, "4k", "1k"), f"{verdict}: perplexity {long} against {short}"
+    return _nats(results, "4k", "1k"), f"paper: {verdict} (perplexity {long}, {short} at 1K)"
 
 
-def _going_on(results: Results) -> tuple[str, str]:
-    return _nats(results, "1k_then_4k", "1k_then_1k"), "not reported"
+def _continued(results: Results) -> tuple[str, str]:
+    return _nats(results, "1k_then_4k", "1k_then_1k"), "paper: not reported"
 
 
-def _in_equal_time(results: Results) -> tuple[str, str]:
-    return _nats(results, "1k_then_4k", "1k_then_1k_same_time"), "not reported"
+def _continued_same_time(results: Results) -> tuple[str, str]:
+    return _nats(results, "1k_then_4k", "1k_then_1k_same_time"), "paper: not reported"
 
 
 def _recipe(results: Results) -> tuple[str, str]:
-    return _nats(results, "4k_modern_same_time", "4k", of=("table4_modern",)), "not reported"
+    return _nats(results, "4k_modern_same_time", "4k", of=("table4_modern",)), "paper: not reported"
 
 
 def _nats(
@@ -70,7 +70,7 @@ def _nats(
     other: str,
     of: Sequence[str] = ("table4_hours", "table4_minutes"),
 ) -> str:
-    """By how much a model is better or worse than another, in each of the results `of`."""
+    """Format how much better or worse `model` is than `other`, for each of the results `of`."""
     budgets = [results[name] for name in of]
     return "; ".join(
         f"{next(iter(budget['rows'].values()))[0]['tokens'] / 1e6:.0f}M tokens: "
@@ -82,32 +82,33 @@ def _nats(
 def _verdict(difference: Row) -> str:
     low, high = difference["interval"]
     if low <= 0 <= high:
-        return f"no difference shown ({low:.3f} to {high:.3f})"
+        return f"no significant difference ({low:.3f} to {high:.3f})"
     near, far = sorted(map(abs, (low, high)))
     verdict = "better" if high < 0 else "worse"
-    return f"{verdict} by {abs(difference['nats']):.3f} ({near:.3f} to {far:.3f})"
+    return f"{verdict} by {abs(difference['nats']):.3f} nats ({near:.3f} to {far:.3f})"
 
 
 def _pathx(results: Results) -> tuple[str, str]:
-    return _accuracies(results, "pathx_dense", 128), _papers(results, DENSE, "pathx")
+    return _accuracies(results, "pathx_dense", 128), _paper_accuracy(results, DENSE, "pathx")
 
 
 def _path256(results: Results) -> tuple[str, str]:
-    return _accuracies(results, "path256_butterfly", 256), _papers(results, SPARSE, "path256")
+    ours = _accuracies(results, "path256_butterfly", 256)
+    return ours, _paper_accuracy(results, SPARSE, "path256")
 
 
 def _accuracies(results: Results, stage: str, size: int) -> str:
-    """Of the stage's runs, and of guesses from the ends of contours in images of that `size`."""
+    """Format the accuracies of a stage's runs, and the best guess from endpoints at this `size`."""
     runs = [run for run in results["pathx"]["runs"] if run["stage"] == stage]
     ours = " and ".join(f"{run['test_accuracy']:.1f}%" for run in runs)
     seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
     guess = best_guess(results["pathfinder_yardsticks"], size)
-    return f"{ours}, {seeds}; the ends alone give {guess:.1f}%"
+    return f"{ours} ({seeds}); a guess from endpoints alone: {guess:.1f}%"
 
 
-def _papers(results: Results, model: str, column: str) -> str:
+def _paper_accuracy(results: Results, model: str, column: str) -> str:
     (row,) = (row for row in results["pathx"]["paper"] if row["model"] == model)
-    return f"{row[column]:.1f}%"
+    return f"paper: {row[column]:.1f}%"
 
 
 def _lra_speed(results: Results) -> tuple[str, str]:
@@ -115,9 +116,9 @@ def _lra_speed(results: Results) -> tuple[str, str]:
     graphs, plain = (means[mode]["speedup"] for mode in ("captured", "plain"))
     dense, sparse = (row["speedup"] for row in results["lra"]["references"] if row["speedup"])
     return (
-        f"{graphs['dense']:.1f} times dense, {graphs['butterfly']:.1f} butterfly; without CUDA "
-        f"graphs {plain['dense']:.1f} and {plain['butterfly']:.1f}",
-        f"{dense:.1f} times dense, {sparse:.1f} block-sparse",
+        f"dense {graphs['dense']:.1f}x, butterfly {graphs['butterfly']:.1f}x; without CUDA "
+        f"graphs {plain['dense']:.1f}x and {plain['butterfly']:.1f}x",
+        f"paper: dense {dense:.1f}x, block-sparse {sparse:.1f}x",
     )
 
 
@@ -142,7 +143,7 @@ def _block_sparse(results: Results) -> tuple[str, str]:
         for row in results["attention_paper"]["rows"]
         if (row["variant"], row["seq_len"]) == ("plain", LENGTH) and row["mask"] != "dense"
     )
-    return f"{row['speedup']:.1f} times", f"{row['paper_speedup']:.1f} times"
+    return f"{row['speedup']:.1f}x", f"paper: {row['paper_speedup']:.1f}x"
 
 
 def _training_step(results: Results) -> tuple[str, str]:
@@ -161,26 +162,26 @@ ATTENTION = "experiments.attention", "attention"
 STEPS = "experiments.train_steps.speed", "training-steps", "speed.md#a-training-step"
 
 LINES = (
-    Line("Is 4K better than 1K from scratch, equal tokens? Nats a token", _from_scratch, *TABLE4),
-    Line("Where a 1K model goes on at 4K, on equal tokens?", _going_on, *TABLE4),
-    Line("And in equal time?", _in_equal_time, *TABLE4),
-    Line("Is a recipe of today better than GPT-2's, 4K, in equal time?", _recipe, *RECIPE),
-    Line("Path-X, 16,384 pixels, dense attention", _pathx, *PATHX),
-    Line("Path-256, 65,536 pixels, butterfly", _path256, *PATHX),
-    Line("Long Range Arena, training speed over standard attention", _lra_speed, *LRA),
+    Line("Train from scratch at 4K instead of 1K, same token budget", _from_scratch, *TABLE4),
+    Line("Continue a 1K model at 4K, same token budget", _continued, *TABLE4),
+    Line("Continue a 1K model at 4K, same training time", _continued_same_time, *TABLE4),
+    Line("Modern recipe instead of GPT-2's at 4K, same training time", _recipe, *RECIPE),
+    Line("Path-X (16,384 pixels), dense attention", _pathx, *PATHX),
+    Line("Path-256 (65,536 pixels), butterfly mask", _path256, *PATHX),
+    Line("Long Range Arena, training speedup over standard attention", _lra_speed, *LRA),
     Line(
-        f"Causal attention, {LENGTH:,} tokens, head_dim {HEAD_DIM}, forward / backward",
+        f"Causal attention, {LENGTH:,} tokens, head_dim {HEAD_DIM}: forward / backward",
         _dense,
         *ATTENTION,
         "hopper.md",
     ),
     Line(
-        f"Block-sparse over dense attention, {LENGTH:,} tokens",
+        f"Block-sparse speedup over dense attention, {LENGTH:,} tokens",
         _block_sparse,
         *ATTENTION,
         "speed.md#figure-3",
     ),
-    Line(f"GPT-2 small, a training step at {CONTEXT:,} tokens", _training_step, *STEPS),
+    Line(f"GPT-2 small, training step at {CONTEXT:,} tokens", _training_step, *STEPS),
 )
 
 RESULTS = (

@@ -1,15 +1,15 @@
-"""Write the tables of README.md and of the pages in docs, and pictures, from docs/results.
+"""Write the tables of README.md and docs, and the pictures of docs/results, from docs/results.
 
 python -m experiments.pages
 
-A table stands between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is one of TABLES.
-The pictures are those of PICTURES.
+A table is between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is a key of TABLES.
+PICTURES lists the pictures.
 """
 
 from training.command_line import help_if_asked
 
 if __name__ == "__main__":
-    help_if_asked(__doc__)  # before PyTorch is loaded, which takes seconds
+    help_if_asked(__doc__)  # before PyTorch is imported, which takes seconds
 
 import re
 from collections.abc import Callable
@@ -47,18 +47,18 @@ TEXT_TRIALS = (
     "lra_text/neighbour_5e-4/lra_rotary",
 )
 
-_PLACE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_MARKED_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def _of(make: Callable[..., T], *names: str, **named: str) -> Callable[[], T]:
-    """What makes a table or a picture of the results of these names."""
+    """Bind `make` to the results with these names, which are read when it is called."""
 
-    def made() -> T:
+    def bound() -> T:
         results = [read_result(RESULTS / f"{name}.json") for name in names]
         by_name = {key: read_result(RESULTS / f"{name}.json") for key, name in named.items()}
         return make(*results, **by_name)
 
-    return made
+    return bound
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -114,7 +114,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
-    """What draws the rows of a result."""
+    """Bind `draw` to the rows of a result."""
     return _of(lambda result: draw(result["rows"]), name)
 
 
@@ -144,12 +144,12 @@ PICTURES: dict[Path, Callable[[], Figure]] = {
 
 
 def fill(text: str) -> str:
-    """`text` with each table in its place written anew.
+    """Rewrite every table in `text`.
 
     Raises:
-        KeyError: a place names no table of TABLES.
+        KeyError: a marker names a table that is not in TABLES.
     """
-    return _PLACE.sub(lambda place: place[1] + TABLES[place[2]]() + place[3], text)
+    return _MARKED_TABLE.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], text)
 
 
 def main() -> None:

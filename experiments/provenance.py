@@ -1,4 +1,4 @@
-"""Where, when and with what each result was measured: the table of docs/reproduce.md."""
+"""Provenance of each result (device, versions, commits, dates): the table of docs/reproduce.md."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,27 +21,27 @@ RESULTS = (
 
 
 def provenance_table(**results: Mapping[str, Any]) -> str:
-    """A line for each result by its name; of runs that were trained, where they started."""
+    """One row per result; for trained runs, the environments in which they started."""
     return table(_line(name, result) for name, result in results.items())
 
 
 def _line(name: str, result: Mapping[str, Any]) -> dict[str, str]:
     runs: list[Row] = [run for run in result.get("runs", ()) if isinstance(run, dict)]
-    places = [start for run in runs for start in run["starts"]] or [result["environment"]]
+    environments = [start for run in runs for start in run["starts"]] or [result["environment"]]
 
-    def each(field: str) -> str:
-        """What the places have there, once each."""
-        return ", ".join(sorted({place[field] for place in places if place[field]}))
+    def distinct(field: str) -> str:
+        """Distinct values of a field in all environments."""
+        return ", ".join(sorted({env[field] for env in environments if env[field]}))
 
     return {
         "result": f"[{name}.json](results/{name}.json)",
-        "on": each("device").replace("x86_64", "") or "a CPU",
-        "torch": each("torch"),
-        "triton": each("triton"),
-        "commits": each("commit"),
-        "date": each("date"),
+        "device": distinct("device").replace("x86_64", "") or "a CPU",
+        "torch": distinct("torch"),
+        "triton": distinct("triton"),
+        "commits": distinct("commit"),
+        "date": distinct("date"),
         "runs": str(len(runs) or ""),
-        "minutes of training": f"{sum(map(_minutes, runs)):.0f}" if runs else "",
+        "training minutes": f"{sum(map(_minutes, runs)):.0f}" if runs else "",
     }
 
 

@@ -1,5 +1,6 @@
-"""What reports are made of: the cells of their tables, the files beside their JSON."""
+"""Parts of reports: table cells, display names, and the files next to a JSON result."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def table(rows: Iterable[Mapping[str, str]], missing: str = "") -> str:
-    """A Markdown table of rows by column; `missing` stands where a row lacks a column."""
+    """Markdown table of rows by column; `missing` fills cells that a row lacks."""
     rows = list(rows)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     return markdown_table(
@@ -22,8 +23,15 @@ def table(rows: Iterable[Mapping[str, str]], missing: str = "") -> str:
     )
 
 
+def display_name(contender: str) -> str:
+    """Name of a contender in tables and pictures; results store Papilio's as "ours"."""
+    if contender == "standard":
+        return "standard attention"
+    return re.sub(r"^ours\b", "Papilio", contender)
+
+
 def interval_text(interval: Sequence[float] | None, scale: float = 1) -> str:
-    """An interval, times `scale`, with one digit; a dash for none."""
+    """Format an interval times `scale` with one decimal; None becomes a dash."""
     if interval is None:
         return "-"
     low, high = interval
@@ -31,12 +39,12 @@ def interval_text(interval: Sequence[float] | None, scale: float = 1) -> str:
 
 
 def mean_text(mean: float, interval: Sequence[float], scale: float = 1) -> str:
-    """A mean and its interval, both times `scale`, with one digit."""
+    """Format a mean and its interval, both times `scale`, with one decimal."""
     return f"{scale * mean:.1f} ({interval_text(interval, scale)})"
 
 
 def publish(path: Path, text: str, figure: "Figure") -> None:
-    """Write Markdown and a picture beside the JSON at `path`, and print the former."""
+    """Write Markdown and a picture next to the JSON at `path`, and print the Markdown."""
     write_atomically(path.with_suffix(".md"), text.encode())
     save(figure, path.with_suffix(".png"))
     print(text)
@@ -44,8 +52,8 @@ def publish(path: Path, text: str, figure: "Figure") -> None:
 
 
 def report_command(name: str) -> Command:
-    """The command of a report's module, which takes a JSON and writes its Markdown and picture."""
+    """Command of a report module: read a JSON result, write its Markdown and picture."""
     command = Command(name)
-    command.add("result", type=Path, metavar="FILE", help="a report's JSON")
+    command.add("result", type=Path, metavar="FILE", help="JSON of a report")
     command.read()
     return command

@@ -1,18 +1,19 @@
-"""Whether a GPT learns the same on another attention, and shared by several GPUs.
+"""Compare training losses across attention implementations, and across parallelism.
 
 python -m experiments.same_losses attention configs/gpt2_small_1k.yaml --name gpt2_small_1k ...
 python -m experiments.same_losses sharing data.path=out/data/openwebtext
 
-`attention` trains several runs on our attention and on PyTorch's, all from one seed and with
-run.deterministic=false. Left to itself, PyTorch adds some gradients in an order that varies, so
-equal runs drift apart: that is the noise, and runs on different attention must be no further apart.
+`attention` trains several runs on Papilio's attention and on PyTorch's, all from one seed and with
+run.deterministic=false. In that mode, PyTorch sums some gradients in a varying order, so
+equal runs drift apart. That distance is the noise: runs on different attention must not be further
+apart.
 
-`sharing` trains four layers of GPT-2 small at a context of 8,192, packed documents apart, for 50
-steps on the same samples: on one GPU, and on two in each way of sharing a model or its sequences.
-One GPU with other micro-batches gives the same sums in another order: its distance is the noise of
-that order, to which the others compare. The data must be prepared by GPT-2's tokenizer.
+`sharing` trains four layers of GPT-2 small for 50 steps on the same samples, at a context of 8,192
+with a document mask: on one GPU, and on two with each kind of parallelism. One GPU with other
+micro-batches computes the same sums in another order. Its distance is the noise of the order, the
+reference for the others. The data must be prepared with GPT-2's tokenizer.
 
-All are runs of train.py. A run that was stopped is resumed, and a finished one not trained again.
+All runs use train.py. An interrupted run is resumed, and a finished one is not trained again.
 """
 
 from argparse import Namespace
@@ -22,7 +23,7 @@ from experiments.harness import Command, Result, write_and_print
 
 FSDP, FLOAT32 = "parallel.mode=fsdp", "parallel.gather_dtype=float32"
 CONTEXT, BUTTERFLY = "parallel.context=2", "model.mask.pattern=butterfly"
-# What each way sets; all but those on one GPU are on two
+# Settings of each configuration; all run on two GPUs unless the name says one
 WAYS: dict[str, list[str]] = {
     "one GPU": [],
     "one GPU, other micro-batches": ["optim.micro_batch_size=1"],
@@ -39,31 +40,49 @@ SETTINGS = [
     *("configs/gpt2_small_8k.yaml", "model.n_layer=4"),
     *("model.dropout=0", "model.attention_dropout=0"),
     *("data.document_mask=true", "optim.batch_tokens=65536", "optim.micro_batch_size=2"),
-    # so slow that the loss has no spikes, which enlarge every difference
+    # a low learning rate avoids loss spikes, which amplify every difference
     *(f"optim.max_steps={STEPS}", "optim.warmup_steps=20", "optim.lr=2e-4", "run.log_every=1"),
     *(f"run.eval_every={STEPS}", f"run.save_every={STEPS}"),
 ]
 
 
 def check(args: Namespace) -> None:
-    """Refuse a comparison without a name or without noise."""
+    """Reject a comparison without a name, or without a noise estimate."""
     if args.comparison == "attention" and not args.name:
-        raise ValueError("attention needs --name, of the result and of the runs' folder")
+        raise ValueError("attention needs --name, the name of the result and of the runs' folder")
     if args.ours < 1 or args.sdpa < 2:
         raise ValueError(
-            f"--ours={args.ours} must be 1 or more and --sdpa={args.sdpa} 2 or more: without "
-            "two equal runs the noise is unknown"
+            f"--ours={args.ours} must be at least 1 and --sdpa={args.sdpa} at least 2: the noise "
+            "is the distance of two equal runs"
         )
 
 
 command = Command(__name__)
 add = command.add
 add("comparison", choices=["attention", "sharing"])
-add("arguments", nargs="*", help="for all runs, as for train.py: FILE key=value ...")
-add("--name", help="attention: of the result and of the runs' folder")
-add("--ours", type=int, default=2, metavar="N", help="attention: runs on ours")
-add("--sdpa", type=int, default=2, metavar="N", help="attention: runs on PyTorch's; 2 or more")
-add("--ways", nargs="+", choices=[*WAYS], default=[*WAYS], help="sharing: the first is one GPU")
+add("arguments", nargs="*", help="arguments of train.py for all runs: FILE key=value ...")
+add("--name", help="attention: name of the result and of the runs' folder")
+add(
+    "--ours",
+    type=int,
+    default=2,
+    metavar="N",
+    help="attention: number of runs on Papilio's attention",
+)
+add(
+    "--sdpa",
+    type=int,
+    default=2,
+    metavar="N",
+    help="attention: number of runs on PyTorch's, at least 2",
+)
+add(
+    "--ways",
+    nargs="+",
+    choices=[*WAYS],
+    default=[*WAYS],
+    help="sharing: configurations; the first must be one GPU",
+)
 add("--runs", type=Path, default=Path("out/same_losses"))
 add("--out", type=Path, default=Path("docs/results"), help="folder of the result")
 command.read(check=check)
@@ -86,12 +105,12 @@ from experiments.train_steps.tables import draw_losses, gaps_table, losses, loss
 from training.language.config import load_config
 from training.metrics import read_metrics
 
-ATTENTION = {"ours": "auto", "sdpa": "sdpa"}  # of model.attention
-SKIPPED = 3  # records of the speed that are left out: compiling, and clocks that still rise
+ATTENTION = {"ours": "auto", "sdpa": "sdpa"}  # values of model.attention
+SKIPPED = 3  # first speed records to ignore: compilation, and clocks that are not settled
 
 
 class Run(NamedTuple):
-    """One run of train.py; the launcher is what Python is given before it."""
+    """One run of train.py; `launcher` has the arguments of Python before it."""
 
     folder: Path
     settings: list[str]
@@ -99,7 +118,7 @@ class Run(NamedTuple):
 
 
 def train_all(runs: Mapping[str, Run]) -> None:
-    """Train as a user would what is not finished.
+    """Train all unfinished runs with train.py.
 
     Raises:
         ValueError: a folder holds a run with other settings.
@@ -123,7 +142,7 @@ def train_all(runs: Mapping[str, Run]) -> None:
 def attention_runs(
     arguments: Sequence[str], folder: Path, repeats: Mapping[str, int]
 ) -> dict[str, Run]:
-    """Runs on each attention, by "IMPL NUMBER"."""
+    """Build the runs on each attention, by "IMPL NUMBER"."""
     return {
         f"{impl} {number}": Run(
             folder / f"{impl}_{number}",
@@ -155,7 +174,7 @@ def summarise(run: Path) -> dict[str, Any]:
 
 
 def distances(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Distances between runs, nats: on "same" attention and on "different"; means over pairs.
+    """Mean distances between pairs of runs on the "same" and on "different" attention, nats.
 
     curve: mean gap of the training losses. validation: gap of the final validation losses.
     """
@@ -172,14 +191,14 @@ def distances(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare_attention(args: Namespace) -> None:
-    """Train on ours and on PyTorch's; write losses and distances, and draw them."""
+    """Train on Papilio's attention and on PyTorch's; write and draw losses and distances."""
     repeats = {"ours": args.ours, "sdpa": args.sdpa}
     runs = attention_runs(args.arguments, args.runs / args.name, repeats)
     train_all(runs)
-    found = {name: summarise(run.folder) for name, run in runs.items()}
+    summaries = {name: summarise(run.folder) for name, run in runs.items()}
     corpus = Manifest.load(Path(load_config(args.arguments).data.path))
     tokens = {split: info.tokens for split, info in corpus.splits.items()}
-    result = {"corpus_tokens": tokens, "distances": distances(found), "runs": found}
+    result = {"corpus_tokens": tokens, "distances": distances(summaries), "runs": summaries}
 
     def tables(result: Result) -> str:
         named = {args.name: result}
@@ -193,7 +212,7 @@ def compare_attention(args: Namespace) -> None:
 
 
 def sharing_runs(ways: Sequence[str], arguments: Sequence[str], folder: Path) -> dict[str, Run]:
-    """A run in each way, by its name."""
+    """Build one run per configuration, by name."""
     torchrun = "-m", "torch.distributed.run", "--standalone"
     return {
         way: Run(
@@ -206,42 +225,42 @@ def sharing_runs(ways: Sequence[str], arguments: Sequence[str], folder: Path) ->
 
 
 def gaps(losses: dict[str, list[float]]) -> list[Row]:
-    """The gap of each way to one GPU under the same mask, nats: mean and largest over steps."""
+    """Mean and largest gap over steps to one GPU with the same mask, nats, per configuration."""
     rows = []
-    for way, found in losses.items():
-        one = "one GPU, butterfly" if "butterfly" in way else "one GPU"
-        if way != one:
-            apart = np.abs(np.subtract(found, losses[one]))
-            rows.append({"way": way, "mean": apart.mean().item(), "most": apart.max().item()})
+    for way, curve in losses.items():
+        base = "one GPU, butterfly" if "butterfly" in way else "one GPU"
+        if way != base:
+            gap = np.abs(np.subtract(curve, losses[base]))
+            rows.append({"way": way, "mean": gap.mean().item(), "most": gap.max().item()})
     return rows
 
 
 def sharing_table(result: Result) -> str:
-    """How far each way is from one GPU, in thousandths of a nat."""
+    """Markdown table of the gap of each configuration to one GPU, in thousandths of a nat."""
     return table(
         {
-            "way": row["way"],
+            "configuration": row["way"].replace("context", "context parallel"),
             "mean gap, mnat": f"{1e3 * row['mean']:.2f}",
-            "largest, mnat": f"{1e3 * row['most']:.2f}",
+            "largest gap, mnat": f"{1e3 * row['most']:.2f}",
         }
         for row in result["gaps"]
     )
 
 
 def compare_sharing(args: Namespace) -> None:
-    """Train in each way; write losses and gaps."""
+    """Train each configuration; write losses and gaps."""
     runs = sharing_runs(args.ways, args.arguments, args.runs / "sharing")
     train_all(runs)
-    found = {
+    curves = {
         way: [record["loss"] for record in read_metrics(run.folder) if "loss" in record]
         for way, run in runs.items()
     }
-    result = {"steps": STEPS, "losses": found, "gaps": gaps(found)}
+    result = {"steps": STEPS, "losses": curves, "gaps": gaps(curves)}
     write_and_print(args.out / "scale_losses.json", result, sharing_table)
 
 
 @command.main
 def main(args: Namespace) -> None:
-    """Compare attention or ways of sharing."""
+    """Compare attention implementations or kinds of parallelism."""
     compare = compare_attention if args.comparison == "attention" else compare_sharing
     compare(args)

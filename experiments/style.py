@@ -4,7 +4,7 @@ from typing import Any
 
 from evaluation.style import COLOURS, PLAIN
 
-# black is the paper's, and two of ours are warm where others are not
+# The paper is black. Papilio has the two warm colours, its peers have cool ones.
 OURS, OUR_SPARSE, PAPER = COLOURS[0], COLOURS[4], "#000000"
 PEERS = {
     "SDPA flash": "#0072B2",
@@ -14,7 +14,7 @@ PEERS = {
     "FlexAttention": "#009E73",
     "flash-attn-4": "#CC79A7",
     "Triton tutorial": "#7B4FA3",
-    "nanoGPT, flash": "#0072B2",  # on the same attention
+    "nanoGPT, flash": "#0072B2",  # the colours of the attention backend
     "nanoGPT, cuDNN": "#56B4E9",
     "Hugging Face, eager": PLAIN,
     "Hugging Face, sdpa": "#009E73",
@@ -23,11 +23,11 @@ PEERS = {
 
 
 def line_of(name: str, *, sparse: bool = False) -> dict[str, Any]:
-    """Matplotlib options of the line of an attention: ours thick, before the others."""
+    """Matplotlib options of an attention's line; Papilio's is thick and in front."""
     if name == "ours, portable":
         return {"color": OURS, "lw": 1.5, "ls": ":"}
     if name != "ours":
         return {"color": PEERS[name], "lw": 1.5}
-    if sparse:  # narrower, so that both are seen where they are equal
+    if sparse:  # narrower, so that both stay visible where they coincide
         return {"color": OUR_SPARSE, "lw": 1.5, "zorder": 4}
     return {"color": OURS, "lw": 4, "zorder": 3}

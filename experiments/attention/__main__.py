@@ -167,7 +167,7 @@ def add_speedup(rows: list[Row]) -> None:
     """To our block-sparse rows: how much faster than dense, forward and backward; the paper's."""
     ms = zip(PAPER_LENGTHS, PAPER_DENSE_MS, PAPER_SPARSE_MS, strict=True)
     paper_speedup = {seq_len: dense / sparse for seq_len, dense, sparse in ms}
-    for row, dense in report.beside_dense(rows):
+    for row, dense in report.with_dense(rows):
         row["speedup"] = dense["both_ms"] / row["both_ms"]
         if row["variant"] == "plain":
             row["paper_speedup"] = paper_speedup[row["seq_len"]]

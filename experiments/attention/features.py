@@ -1,10 +1,10 @@
-"""What options of attention and other head dimensions cost our forward and backward pass.
+"""Cost of attention options and of other head dimensions, forward and backward.
 
 python -m experiments.attention.features
 
-Causal attention on 4,096 tokens, by the kernels that this GPU gets and by the portable ones, with
-one option at a time: 16,384 tokens a batch, 2,048 channels, bfloat16. Times are told only where
-both agree. Medians of the GPU's time.
+Causal attention on 4,096 tokens with one option at a time, by the default kernels of this GPU and
+by the portable ones: 16,384 tokens per batch, 2,048 channels, bfloat16. The command fails if the
+two disagree. Times are medians of GPU time.
 """
 
 from experiments.harness import Command, measure_rows
@@ -29,26 +29,26 @@ from kernels.testing import relative_error
 PASSES = ("forward", "backward")
 SEQ_LEN = 4096
 TOKENS, CHANNELS = 16_384, 2048
-ALL_OPTIONS = (64, 128)  # head dimensions that are timed with every option
-PLAIN = (96, 192, 256)  # and those that are timed without any
-AGREE = 1e-2  # relative error between two kernels, each of which rounds to bfloat16 on its way
+ALL_OPTIONS = (64, 128)  # head dimensions timed with every option
+PLAIN = (96, 192, 256)  # head dimensions timed without options
+TOLERANCE = 1e-2  # relative error between two kernels that round intermediates to bfloat16
 
 
 def case(head_dim: int) -> Case:
-    """Plain causal attention; at 96 and 192 on as many channels as whole heads fill."""
+    """Plain causal attention; head_dim 96 and 192 use the channels that whole heads fill."""
     return Case(TOKENS // SEQ_LEN, SEQ_LEN, CHANNELS // head_dim, head_dim, causal=True)
 
 
-def option_sets(asked: Case, device: str) -> dict[str, dict[str, Any]]:
-    """Options of `flash_attention` beside causal, by what they are called."""
-    position = torch.arange(asked.seq_len, device=device).expand(asked.batch, -1)
-    quarter = asked.seq_len // 4
-    lengths = [asked.seq_len - 20 * (i + 1) for i in range(asked.batch)]
+def option_sets(problem: Case, device: str) -> dict[str, dict[str, Any]]:
+    """Options of `flash_attention` in addition to causal, by name."""
+    position = torch.arange(problem.seq_len, device=device).expand(problem.batch, -1)
+    quarter = problem.seq_len // 4
+    lengths = [problem.seq_len - 20 * (i + 1) for i in range(problem.batch)]
     return {
         "": {},
         "dropout": {"dropout_p": 0.1, "dropout_seed": torch.tensor([DROPOUT_SEED], device=device)},
         "padding": {"kv_lengths": torch.tensor(lengths, dtype=torch.int32, device=device)},
-        "sinks": {"sinks": torch.zeros(asked.n_head, device=device)},
+        "sinks": {"sinks": torch.zeros(problem.n_head, device=device)},
         "softcap": {"softcap": 30.0},
         "a window of a quarter": {"window_size": quarter},
         "four documents": {"doc_start": (position // quarter * quarter).int()},
@@ -56,10 +56,10 @@ def option_sets(asked: Case, device: str) -> dict[str, dict[str, Any]]:
 
 
 def measure(head_dim: int, device: str = "cuda") -> Iterator[list[Row]]:
-    """A row for each set of options."""
-    asked = case(head_dim)
-    q, k, v, dout = make_tensors(asked, device)
-    sets = option_sets(asked, device)
+    """Yield a row for each set of options."""
+    problem = case(head_dim)
+    q, k, v, dout = make_tensors(problem, device)
+    sets = option_sets(problem, device)
     for name in sets if head_dim in ALL_OPTIONS else [""]:
         results, times = [], {}
         for kernels, impl in (("", None), ("portable_", "triton")):
@@ -71,31 +71,39 @@ def measure(head_dim: int, device: str = "cuda") -> Iterator[list[Row]]:
             times[f"{kernels}forward_ms"] = gpu_ms(forward)["ms"]
             times[f"{kernels}backward_ms"] = gpu_ms(backward)["ms"]
         difference = max(map(relative_error, *results))
-        if not difference <= AGREE:
+        if not difference <= TOLERANCE:
             raise SystemExit(
-                f"head_dim {head_dim}, {name or 'plain'}: our kernels differ by {difference:.1e}, "
-                f"and may by {AGREE:.0e}: no speed is reported"
+                f"head_dim {head_dim}, {name or 'plain'}: the kernels differ by {difference:.1e}, "
+                f"which must be at most {TOLERANCE:.0e}: no speed is reported"
             )
-        yield [{"name": name, **asked.describe(), "difference": difference, **times}]
+        yield [{"name": name, **problem.describe(), "difference": difference, **times}]
+
+
+DISPLAYED = {
+    "": "none",
+    "a window of a quarter": "window of 1,024",
+    "four documents": "4 packed documents",
+}
+"""Names of options in the table, by their names in results."""
 
 
 def features_table(result: Row) -> str:
-    """Milliseconds by option, in Markdown."""
+    """Markdown table of milliseconds by option."""
     plain = {row["head_dim"]: row for row in result["rows"] if not row["name"]}
     lines = []
     for row in result["rows"]:
-        line = {"head_dim": str(row["head_dim"]), "causal, with": row["name"] or "nothing else"}
+        line = {"head_dim": str(row["head_dim"]), "option": DISPLAYED.get(row["name"], row["name"])}
         for part in PASSES:
             ms, ms_plain = row[f"{part}_ms"], plain[row["head_dim"]][f"{part}_ms"]
             line[f"{part}, ms"] = f"{ms:.3f}"
-            line[f"{part}, of plain"] = f"{ms / ms_plain:.2f}"
-            line[f"{part}, portable / ours"] = f"{row[f'portable_{part}_ms'] / ms:.2f}"
+            line[f"{part} / no option"] = f"{ms / ms_plain:.2f}"
+            line[f"{part}, portable / default"] = f"{row[f'portable_{part}_ms'] / ms:.2f}"
         lines.append(line)
     return table(lines)
 
 
 def print_last(rows: list[Row]) -> None:
-    """The last row in one line."""
+    """Print the last row in one line."""
     row = rows[-1]
     speeds = (
         f"{part} {row[f'{part}_ms']:.3f} ms, portable {row[f'portable_{part}_ms']:.3f} ms"
@@ -106,6 +114,6 @@ def print_last(rows: list[Row]) -> None:
 
 @command.main
 def main(args: Namespace) -> None:
-    """Measure each head dimension in a stage of its own."""
+    """Measure each head dimension in its own stage."""
     stages = [partial(measure, head_dim) for head_dim in (*ALL_OPTIONS, *PLAIN)]
     measure_rows(args, stages, features_table, print_last)

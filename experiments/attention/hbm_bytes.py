@@ -1,22 +1,21 @@
-"""Bytes that attention moves to and from HBM, counted and measured: the paper's Figure 2, left.
+"""HBM traffic of attention, counted and measured: the paper's Figure 2, left.
 
-`python -m experiments.attention --preset io`. The counts are those of arXiv 2205.14135,
-section 3.2, with their constants, for what is run here. X is the size of q, of k, of v or of out,
-and L that of lse or delta:
+`python -m experiments.attention --preset io`. The counts follow arXiv 2205.14135, section 3.2, with
+the constants of the kernels that run here. X is the size of q, k, v or out, and L of lse or delta:
 
-    standard      every operation of plain PyTorch reads its inputs and writes its outputs once;
-                  its matrices of T x T make that Theta(T D + T^2)
+    standard      Each PyTorch operation reads its inputs and writes its outputs once. Its T x T
+                  matrices make that Theta(T D + T^2).
     ours, forward           2 X + L + 2 X passes(BLOCK_M): q and out once, k and v once for each
                             tile of queries
     ours, backward, dq      4 X + 3 L + 2 X passes(BLOCK_M): q, out and dout once, and dq
                     dk, dv  4 X + (2 X + 2 L) passes(BLOCK_N)
 
-passes(n) = density T / n: Theorem 2, whose tile size is what SRAM holds, and Proposition 4. This is
-what the tiles load. Most of it comes out of the L2 cache, which the theory does not have: `minimum`
-is the same with one pass, when each kernel reads a byte from HBM but once.
+passes(n) = density T / n: Theorem 2, whose tile size is the capacity of SRAM, and Proposition 4.
+This counts the tile loads. Most of them hit the L2 cache, which the theory ignores. `minimum` is
+the same count with one pass: each kernel reads each byte from HBM only once.
 
-The measurement is Nsight Compute's, which empties the caches before each kernel. What a kernel
-leaves in the L2 cache when it ends, at most its size (50 MB on an H100), counts as not yet written.
+Nsight Compute measures the traffic and flushes the caches before each kernel. Bytes that a kernel
+leaves in the L2 cache at its end count as not written, at most its size (50 MB on an H100).
 """
 
 import csv
@@ -37,7 +36,7 @@ from evaluation.results import Row
 from evaluation.style import PLAIN
 from experiments.attention.cases import Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS, PORTABLE
-from experiments.reports import table
+from experiments.reports import display_name, table
 from experiments.style import OUR_SPARSE, OURS
 from kernels.options import AttentionOptions, with_mask
 from kernels.triton.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
@@ -56,20 +55,20 @@ CASES = {
 
 
 def contender(name: str) -> str:
-    """The name in CONTENDERS of one in CASES: of ours, the kernels whose bytes are counted here."""
+    """Key of CONTENDERS for a key of CASES: the bytes of the portable kernels are counted."""
     return PORTABLE if name.startswith("ours") else name
 
 
-# ---- counted
+# ---- counts
 
 
 class CountBytes(TorchDispatchMode):
-    """Counts what PyTorch's operations read and write, every input and every output once."""
+    """Count the bytes that PyTorch operations read and write, each input and output once."""
 
     bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation. Views move nothing."""
+        """Run one operation and count its bytes, unless it is a view."""
         result = func(*args, **(kwargs or {}))
         if not func.is_view and func is not torch.ops.aten._unsafe_view.default:
             tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
@@ -78,7 +77,7 @@ class CountBytes(TorchDispatchMode):
 
 
 def standard_bytes(case: Case) -> dict[str, int]:
-    """Bytes of standard attention by part, from a run on tensors without data."""
+    """Bytes of standard attention by part, from a run on meta tensors."""
     shape = (case.batch, case.seq_len, case.n_head, case.head_dim)
     empty = partial(torch.empty, shape, dtype=case.dtype, device="meta")
     q, k, v = (empty(requires_grad=True) for _ in range(3))
@@ -95,7 +94,7 @@ def standard_bytes(case: Case) -> dict[str, int]:
 def flash_bytes(
     case: Case, *, block_m_fwd: int, block_m_dq: int, block_n_dkdv: int
 ) -> dict[str, dict[str, float]]:
-    """Bytes of our kernels by part: `loaded` by all tiles, and the `minimum` of the kernels."""
+    """Bytes of Papilio's kernels by part: `loaded` by all tiles, and the `minimum`."""
     rows = case.batch * case.n_head * case.seq_len
     X, L = rows * case.head_dim * case.dtype.itemsize, rows * 4
 
@@ -112,7 +111,7 @@ def flash_bytes(
 
 
 def our_tiles(case: Case, device: torch.device | str) -> dict[str, int]:
-    """The tile sizes with which `case` runs on a device, as `flash_bytes` takes them."""
+    """Tile sizes of `case` on a device, as keyword arguments of `flash_bytes`."""
     shape = (case.batch, case.seq_len, case.n_head, case.head_dim)
     q = torch.empty((), dtype=case.dtype, device=device).expand(shape)
     options = AttentionOptions(causal=case.causal)
@@ -125,11 +124,11 @@ def our_tiles(case: Case, device: torch.device | str) -> dict[str, int]:
     }
 
 
-# ---- measured
+# ---- measurements
 
 
 def part_of_a_run(name: str, case: Case, tensors: Tensors, part: str) -> Callable[[], object]:
-    """The forward or the backward of one of CASES, to be called."""
+    """Return a function that runs the forward or backward pass of one of CASES."""
     q, k, v, dout = tensors
     attention = CONTENDERS[contender(name)](case, q.device)
     if part == "forward":
@@ -139,7 +138,7 @@ def part_of_a_run(name: str, case: Case, tensors: Tensors, part: str) -> Callabl
 
 
 def one_run(name: str) -> None:
-    """Run "CASE/PART" twice; the profiler sees the second time, when all is compiled."""
+    """Run "CASE/PART" twice and profile the second run, when everything is compiled."""
     case_name, part = name.split("/")
     case = CASES[case_name]
     run = part_of_a_run(case_name, case, make_tensors(case), part)
@@ -151,29 +150,29 @@ def one_run(name: str) -> None:
 
 
 def profile(name: str) -> dict[str, Any]:
-    """What Nsight Compute reads for "CASE/PART": bytes and kernels, or why it reads nothing."""
+    """Measure "CASE/PART" with Nsight Compute: bytes and kernels, or the reason of failure."""
     if shutil.which("ncu") is None:
-        return {"profiler": "no ncu (Nsight Compute) on the PATH"}
-    # The clocks stay as they are: bytes do not depend on them.
+        return {"profiler": "ncu (Nsight Compute) is not on the PATH"}
+    # Leave the clocks alone: bytes do not depend on them.
     command = ["ncu", "--clock-control", "none", "--profile-from-start", "off"]
     command += ["--metrics", ",".join(METRICS), "--csv", "--target-processes", "all"]
     command += [sys.executable, "-m", "experiments.attention", "--preset", "io"]
     ran = subprocess.run([*command, "--one-run", name], capture_output=True, text=True)
     if ran.returncode != 0:
-        said = (ran.stdout + ran.stderr).strip().splitlines()
-        said = [line for line in said if line.startswith("==ERROR==")] or said[-1:]
-        return {"profiler": f"ncu failed ({ran.returncode}): {' '.join(said)}"}
+        output = (ran.stdout + ran.stderr).strip().splitlines()
+        errors = [line for line in output if line.startswith("==ERROR==")] or output[-1:]
+        return {"profiler": f"ncu failed ({ran.returncode}): {' '.join(errors)}"}
     measured = parse_ncu(ran.stdout)
     return measured or {"profiler": "ncu saw no kernel"}
 
 
 def parse_ncu(text: str) -> dict[str, int]:
-    """Sum the METRICS over the kernels in what `ncu --csv` prints; {} where it saw none.
+    """Sum the METRICS over all kernels in the output of `ncu --csv`; {} if there are none.
 
     Raises:
         ValueError: a metric is missing or has an unknown unit.
     """
-    # Its messages and the program's own words stand before the table, which quotes every field.
+    # Messages of ncu and of the program come before the table, which quotes every field.
     lines = [line for line in text.splitlines() if line.startswith('"')]
     totals: dict[str, int] = {}
     kernels = set()
@@ -182,19 +181,23 @@ def parse_ncu(text: str) -> dict[str, int]:
         value = row["Metric Value"].replace(",", "")
         unit = row["Metric Unit"]
         if metric is None or unit not in UNITS or not value.replace(".", "", 1).isdecimal():
-            raise ValueError(f"ncu printed {row['Metric Name']} = {value!r} {unit!r}")
+            raise ValueError(
+                f"cannot read the output of ncu: {row['Metric Name']} = {value!r} {unit!r}"
+            )
         totals[metric] = totals.get(metric, 0) + round(float(value) * UNITS[unit])
         kernels.add(row["ID"])
     if totals and set(totals) != set(METRICS.values()):
-        raise ValueError(f"ncu gave {sorted(totals)} and not all of {sorted(METRICS.values())}")
+        raise ValueError(
+            f"ncu measured {sorted(totals)}, which must be all of {sorted(METRICS.values())}"
+        )
     return {**totals, "kernels": len(kernels)} if totals else {}
 
 
-# ---- the preset
+# ---- preset
 
 
 def with_bytes(rows: dict[str, Row], device: str = "cuda") -> list[Row]:
-    """Add counted and measured bytes to the row of each of CASES, under its parts' names."""
+    """Add the counted and measured bytes of each part to the rows of CASES."""
     results = []
     for name, row in rows.items():
         case = CASES[name]
@@ -209,7 +212,7 @@ def with_bytes(rows: dict[str, Row], device: str = "cuda") -> list[Row]:
 
 
 def text(rows: list[Row]) -> str:
-    """GB counted and measured, with the times."""
+    """Format counted and measured GB, with the times."""
 
     def line(row: Row, part: str) -> dict[str, str]:
         moved = row["bytes"][part]
@@ -220,7 +223,7 @@ def text(rows: list[Row]) -> str:
         }
         notes = {moved.get("profiler"), row["status"]} - {None, "ok"}
         return {
-            "": row["name"],
+            "implementation": display_name(row["name"]),
             "part": part,
             **{key: "-" if x is None else f"{x / 1e9:.2f}" for key, x in bytes_moved.items()},
             "ms": f"{row[f'{part}_ms']:.2f}" if row["status"] == "ok" else "-",
@@ -231,31 +234,33 @@ def text(rows: list[Row]) -> str:
     return (
         "HBM traffic in GB: T 1,024, batch 64, 16 heads of 64, fp16, not causal\n\n"
         f"{table(line(row, part) for row in rows for part in PARTS)}\n"
-        f"the paper, forward and backward on an A100: {paper}"
+        f"paper, forward and backward on an A100: {paper}"
     )
 
 
 def draw(rows: list[Row]) -> Figure:
-    """GB of the forward and the backward pass as bars: measured, and two ways to count them."""
+    """Draw GB of both passes as bars: measured, and counted in two ways."""
     kinds = {"measured": 1.0, "counted, each byte once": 0.55, "counted, tile loads": 0.25}
     colours = {"standard": PLAIN, "ours": OURS, "ours, butterfly": OUR_SPARSE}
     figure = Figure(figsize=(8.5, 4), layout="constrained")
     for axes, part in zip(figure.subplots(1, 2, sharey=True), PARTS, strict=True):
-        for place, row in enumerate(rows):
+        for line, row in enumerate(rows):
             moved = row["bytes"][part]
             counts = (_measured(moved), moved["minimum"], moved["loaded"])
             colour = colours[row["name"]]
-            for turn, (gigabytes, alpha) in enumerate(zip(counts, kinds.values(), strict=True)):
-                if gigabytes is not None:
-                    y = place + 0.27 * (turn - 1)
-                    bar = axes.barh(y, gigabytes / 1e9, 0.25, alpha=alpha, color=colour)
+            for number, (n_bytes, alpha) in enumerate(zip(counts, kinds.values(), strict=True)):
+                if n_bytes is not None:
+                    y = line + 0.27 * (number - 1)
+                    bar = axes.barh(y, n_bytes / 1e9, 0.25, alpha=alpha, color=colour)
                     axes.bar_label(bar, fmt="%.1f", fontsize=9, padding=2)
         axes.set_title(part, size=10)
         axes.set_xlabel("HBM traffic, GB")
         axes.margins(x=0.12)
         axes.spines[["right", "top"]].set_visible(False)
     first = figure.axes[0]
-    first.set_yticks(range(len(rows)), [row["name"].replace(", ", ",\n") for row in rows])
+    first.set_yticks(
+        range(len(rows)), [display_name(row["name"]).replace(", ", ",\n") for row in rows]
+    )
     first.invert_yaxis()
     handles = [first.barh(0, 0, color="black", alpha=alpha, label=n) for n, alpha in kinds.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
@@ -263,5 +268,5 @@ def draw(rows: list[Row]) -> Figure:
 
 
 def _measured(moved: dict[str, Any]) -> int | None:
-    """Bytes read and written; None where there was no profiler."""
+    """Bytes read and written; None without a profiler."""
     return sum(moved[key] for key in METRICS.values()) if "read_bytes" in moved else None

@@ -1,15 +1,15 @@
-"""CPU time of an eager attention call: on short sequences the GPU waits for it.
+"""CPU time of an eager attention call, which bounds the speed on short sequences.
 
 python -m experiments.attention.host
 
-Calls of 512 tokens of GPT-2 small that require gradients, forward alone, and forward and backward:
-dense and causal, under a block-sparse mask, with packed documents, with dropout. A backward pass
-wakes a thread of PyTorch, which takes as long as a call, so both passes are also timed for 12 calls
-in a row, as in a model of 12 layers. `launch` is the prepared launch of the kernel alone; `CUDA
-graph` replays a graph of one forward call; `no kernel` is a torch.autograd.Function in Python that
-allocates what attention returns and launches nothing. The CPU never waits for the GPU. Times are
-the least of batches of calls that alternate between contenders: others take CPU time on a shared
-machine.
+Each call has 512 tokens in the shape of GPT-2 small and requires gradients: dense and causal, under
+a block-sparse mask, with packed documents, with dropout. Timed are the forward pass alone, and
+forward and backward. A backward pass wakes a thread of PyTorch, which takes as long as a call. So
+both passes are also timed for 12 calls in a row, as in a model of 12 layers. `launch` is only the
+prepared launch of the kernel. `CUDA graph` replays a graph of one forward call. `no kernel` is a
+torch.autograd.Function in Python that allocates the results and launches nothing. The CPU never
+waits for the GPU. Contenders alternate in batches of calls, and each time is the minimum over the
+batches, because other processes take CPU time on a shared machine.
 """
 
 from experiments.harness import Command, measure_rows
@@ -30,7 +30,7 @@ from torch import Tensor
 from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError, sdpa
-from experiments.reports import table
+from experiments.reports import display_name, table
 from experiments.timing import cpu_seconds, in_turns
 from kernels.ops import IMPLEMENTATIONS
 from kernels.options import AttentionOptions
@@ -43,14 +43,14 @@ CALLS, BATCHES = 48, 40
 
 
 def host_us(calls: dict[str, Callable[[], Any]], n: int = CALLS) -> dict[str, float]:
-    """CPU time of each call in microseconds: the least of `BATCHES`, of n calls each."""
-    # the first round compiles
+    """CPU time of each call in microseconds: the minimum of `BATCHES` batches of n calls."""
+    # the first batch compiles
     times = in_turns(calls, BATCHES + 1, partial(cpu_seconds, n=n))
-    return {name: 1e6 * min(of_name[1:]) for name, of_name in times.items()}
+    return {name: 1e6 * min(batches[1:]) for name, batches in times.items()}
 
 
 def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of one call."""
+    """Capture one call in a CUDA graph."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -60,7 +60,7 @@ def graph_of(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
 
 
 def launches(tensors: Tensors) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The kernels without their operators, and a CUDA graph of a call, by name."""
+    """Yield named calls: kernel launches without their operators, and a CUDA graph replay."""
     q, k, v = (x.detach() for x in tensors[:3])
     options = AttentionOptions(causal=CASE.causal, softmax_scale=CASE.head_dim**-0.5, launches={})
     names = {"triton": PORTABLE}
@@ -73,7 +73,7 @@ def launches(tensors: Tensors) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 class NoKernel(torch.autograd.Function):
-    """A lower bound for attention in Python: results are allocated, and nothing is launched."""
+    """Lower bound for attention in Python: allocate the results and launch nothing."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ ALL_CONTENDERS = {
     "SDPA": partial(sdpa, None),
     NO_KERNEL: lambda case, device: NoKernel.apply,
 }
-# By call: its case, and the contenders
-CALLED = {
+# Case and contenders of each call
+CALLS_BY_NAME = {
     "causal": (CASE, ["ours", PORTABLE, "SDPA", "flash-attn-4", NO_KERNEL]),
     "butterfly": (replace(CASE, sparsity=Sparsity("butterfly")), WITH_MASKS),
     "documents": (replace(CASE, document=128), WITH_MASKS),
@@ -100,7 +100,7 @@ CALLED = {
 
 
 def both_passes(attend: Attention, tensors: Tensors, layers: int) -> tuple[Tensor, ...]:
-    """`layers` calls of attention, each on the output of the one before, and their gradients."""
+    """Gradients of `layers` attention calls, each on the output of the previous one."""
     q, k, v, dout = tensors
     out = q
     for _ in range(layers):
@@ -109,13 +109,13 @@ def both_passes(attend: Attention, tensors: Tensors, layers: int) -> tuple[Tenso
 
 
 def measure() -> Iterator[list[Row]]:
-    """Rows of each call, one for each contender."""
+    """Yield the rows of each call, one per contender."""
     alone = host_us(dict(launches(make_tensors(CASE, "cuda"))))
     yield [
         {"call": "causal", "name": name, **CASE.describe(), "forward_us": us}
         for name, us in alone.items()
     ]
-    for called, (case, names) in CALLED.items():
+    for call, (case, names) in CALLS_BY_NAME.items():
         tensors = make_tensors(case, "cuda")
         contenders = {}
         for name in names:
@@ -124,7 +124,7 @@ def measure() -> Iterator[list[Row]]:
                 both_passes(attend, tensors, 1)
                 contenders[name] = attend
             except UnsupportedError as reason:
-                print(f"{called}, {name}: {reason}")
+                print(f"{call}, {name}: {reason}")
         forward = {name: partial(attend, *tensors[:3]) for name, attend in contenders.items()}
         once, in_row = (
             {name: partial(both_passes, x, tensors, n) for name, x in contenders.items()}
@@ -133,7 +133,7 @@ def measure() -> Iterator[list[Row]]:
         times = host_us(forward), host_us(once), host_us(in_row, CALLS // LAYERS)
         yield [
             {
-                "call": called, "name": name, **case.describe(), "forward_us": times[0][name],
+                "call": call, "name": name, **case.describe(), "forward_us": times[0][name],
                 "both_us": times[1][name], "in_row_us": times[2][name] / LAYERS,
             }
             for name in contenders
@@ -141,14 +141,14 @@ def measure() -> Iterator[list[Row]]:
 
 
 def host_table(result: Row) -> str:
-    """CPU time by call and contender, in Markdown."""
+    """Markdown table of CPU time by call and contender."""
     columns = {
         "forward, us": "forward_us",
-        "and backward": "both_us",
-        "of 12 in a row": "in_row_us",
+        "forward and backward, us": "both_us",
+        "both, per call of 12 in a row, us": "in_row_us",
     }
     return table(
-        {"a call": row["call"], "of": row["name"]}
+        {"call": row["call"], "implementation": display_name(row["name"])}
         | {head: f"{row[key]:.0f}" if key in row else "" for head, key in columns.items()}
         for row in result["rows"]
     )

@@ -1,9 +1,9 @@
-"""Draw what masks leave of attention: the blocks that are visited whole, those cut, and the rest.
+"""Draw attention masks: full blocks, partial blocks, and skipped blocks.
 
 python -m experiments.attention.plot_masks [--out docs/masks.png]
 
-Rows are queries, columns keys. The blocks of a block-sparse mask are coloured by the lists that the
-kernels walk; those of the other masks by the definition of the mask.
+Rows are queries, columns keys. The blocks of a block-sparse mask are coloured by the block lists of
+the kernels, and those of the other masks by the definition of the mask.
 """
 
 from pathlib import Path
@@ -31,23 +31,23 @@ from kernels.reference.standard import visible_keys
 BLOCK_SIZE, N_BLOCKS = 16, 16
 SEQ_LEN = BLOCK_SIZE * N_BLOCKS
 
-SKIPPED, HIDDEN, SEEN, FULL = range(4)  # the kinds of elements in a picture
-# Okabe and Ito's blue and orange, which all kinds of colour vision tell apart.
+SKIPPED, HIDDEN, SEEN, FULL = range(4)  # kinds of elements in a picture
+# Blue and orange of Okabe and Ito, distinguishable with any colour vision.
 COLOURS = {
     "skipped block": "#f1f1f1",
     "partial block, hidden": "#fbe2b5",
-    "partial block, seen": "#e69f00",
-    "full block: no mask needed": "#0072b2",
+    "partial block, visible": "#e69f00",
+    "full block, no masking needed": "#0072b2",
 }
 
 
 def masks() -> dict[str, dict[str, Any]]:
-    """By title, arguments of `visible_keys` beside lengths; edges lie within blocks if they can."""
+    """Arguments of `visible_keys` by title, without lengths; edges cut blocks where possible."""
 
     def blocks(layout: Tensor) -> BlockSparseMask:
         return BlockSparseMask(layout, BLOCK_SIZE)
 
-    lengths = torch.tensor([88, 117, 51])  # of three documents, SEQ_LEN together
+    lengths = torch.tensor([88, 117, 51])  # three documents, SEQ_LEN tokens in total
     doc_start = (lengths.cumsum(0) - lengths).repeat_interleave(lengths).unsqueeze(0)
     widened = butterfly(N_BLOCKS, global_blocks=1) | sliding_window(N_BLOCKS, 2)
     return {
@@ -82,7 +82,7 @@ def block_kinds(arguments: dict[str, Any]) -> Tensor:
 
 
 def picture(arguments: dict[str, Any]) -> Tensor:
-    """(SEQ_LEN, SEQ_LEN) int: the kind of each element, of COLOURS."""
+    """(SEQ_LEN, SEQ_LEN) int: the kind of each element, an index of COLOURS."""
     kinds = block_kinds(arguments)
     kinds = kinds.repeat_interleave(BLOCK_SIZE, 0).repeat_interleave(BLOCK_SIZE, 1)
     visible = visible_keys(SEQ_LEN, SEQ_LEN, **arguments)[0, 0]
@@ -91,13 +91,13 @@ def picture(arguments: dict[str, Any]) -> Tensor:
 
 
 def draw(out: Path) -> None:
-    """Draw all masks as a grid of pictures, into `out`."""
+    """Draw all masks as a grid of pictures in the file `out`."""
     figure = Figure(figsize=(9, 10.7), facecolor="white", layout="constrained")
     grid = figure.subplots(3, 3)
     for axes, (title, arguments) in zip(grid.flat, masks().items(), strict=True):
         kinds, extent = picture(arguments), (0, N_BLOCKS, N_BLOCKS, 0)
-        how = {"vmin": SKIPPED, "vmax": FULL, "interpolation": "nearest", "extent": extent}
-        axes.imshow(kinds, ListedColormap([*COLOURS.values()]), **how)
+        style = {"vmin": SKIPPED, "vmax": FULL, "interpolation": "nearest", "extent": extent}
+        axes.imshow(kinds, ListedColormap([*COLOURS.values()]), **style)
         axes.hlines(range(1, N_BLOCKS), 0, N_BLOCKS, color="white", lw=0.8)
         axes.vlines(range(1, N_BLOCKS), 0, N_BLOCKS, color="white", lw=0.8)
         visited = int((block_kinds(arguments) != SKIPPED).sum())

@@ -1,9 +1,9 @@
-"""How fast Pathfinder images are made and drawn.
+"""Speed of generating and drawing Pathfinder images.
 
     python -m experiments.contours.generator_speed [--out docs/results/pathfinder_speed.json]
 
-Generating is timed on one thread and on all cores of this machine, in images of their own numbers
-each time; drawing in batches, on a GPU where there is one. Compiling comes before.
+Generation is timed on one thread and on all cores of this machine, on different images each time.
+Drawing is timed in batches, on a GPU if there is one. Compilation is not timed.
 """
 
 from experiments.harness import Command, write_and_print
@@ -27,18 +27,18 @@ from experiments.reports import table
 from experiments.timing import wall_seconds
 
 IMAGES = {32: 4000, 64: 200, 128: 300, 256: 2000}
-"""Of one thread's timing; as many more as there are cores for all of them."""
+"""Images timed on one thread, by size. The timing on all cores takes this many per core."""
 
 
 def measure(size: int, difficulty: str, device: torch.device) -> dict[str, Any]:
-    """Times of making images of a kind, in milliseconds, and how many are drawn on `device`."""
+    """Time of generating an image, in milliseconds, and images drawn per second on `device`."""
     parameters, n = Pathfinder(size, DIFFICULTIES[difficulty]), IMAGES[size]
     cores = len(os.sched_getaffinity(0))
     generate(parameters, 0, range(2))
-    started, clock = time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), time.process_time()
     lists = generate(parameters, 0, range(n), n_threads=1)
-    one_cpu = time.process_time() - clock
-    one = time.perf_counter() - started
+    one_core_cpu = time.process_time() - cpu
+    one_core = time.perf_counter() - wall
     all_cores = wall_seconds(partial(generate, parameters, 0, range(n, n + n * cores)))
     renderer, packed = Renderer(parameters, device), pack(lists[:256], device)
     renderer(packed)
@@ -49,8 +49,8 @@ def measure(size: int, difficulty: str, device: torch.device) -> dict[str, Any]:
         "difficulty": difficulty,
         "images": n,
         "restarts": float(lists["restarts"].mean()),
-        "ms_one_core": 1e3 * one / n,
-        "cpu_ms_one_core": 1e3 * one_cpu / n,
+        "ms_one_core": 1e3 * one_core / n,
+        "cpu_ms_one_core": 1e3 * one_core_cpu / n,
         "cores": cores,
         "images_per_s_all_cores": n * cores / all_cores,
         "bytes": lists.dtype.itemsize,
@@ -59,22 +59,22 @@ def measure(size: int, difficulty: str, device: torch.device) -> dict[str, Any]:
 
 
 def times_table(result: Mapping[str, Any]) -> str:
-    """Milliseconds in which one core makes an image, a column a difficulty."""
+    """Milliseconds per image on one core, a column per difficulty."""
     lines: dict[int, dict[str, str]] = {}
     for row in result["rows"]:
         n = row["size"]
-        line = lines.setdefault(n, {"pixels": f"{n} x {n}"})
+        line = lines.setdefault(n, {"image size": f"{n} x {n}"})
         line[row["difficulty"]] = f"{row['ms_one_core']:.2f} ms"
     return table(lines.values())
 
 
 def speeds_table(result: Mapping[str, Any]) -> str:
-    """All speeds, a line a kind of images."""
+    """All speeds, a row per size and difficulty."""
     return table(
         {
             "size": f"{row['size']}",
             "difficulty": row["difficulty"],
-            "ms an image, one core": f"{row['ms_one_core']:.3f}",
+            "ms per image, one core": f"{row['ms_one_core']:.3f}",
             "images/s, all cores": f"{row['images_per_s_all_cores']:,.0f}",
             f"drawn/s, {result['drawn_on']}": f"{row['images_drawn_per_s']:,.0f}",
         }

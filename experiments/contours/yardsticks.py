@@ -1,11 +1,11 @@
-"""Accuracy on Pathfinder without tracing: from what is seen at the two markers alone.
+"""Baselines on Pathfinder that do not trace: they see the two markers only.
 
     python -m experiments.contours.yardsticks --data out/data/lra \\
         --out docs/results/pathfinder_yardsticks.json --sizes 32 64 128 256
 
-Gradient-boosted trees, and a small neural network that sees everything at the markers, learn from
-the training split and are scored on the whole test split. --predictions keeps what they say of each
-test image, which experiments.contours.tracing needs.
+Gradient-boosted trees, and a small neural network that sees all features of the markers, are
+trained on the training split and scored on the whole test split. Their predictions on each test
+image are saved in --predictions for experiments.contours.tracing.
 """
 
 from pathlib import Path
@@ -19,12 +19,12 @@ TASKS = {size: task for task, size in PATHFINDER_SIZES.items()}
 command = Command(__name__)
 command.add(
     "--data", type=Path, nargs="+", default=[Path("out/data/lra")], metavar="FOLDER",
-    help="folders with prepared tasks; the first that has a task counts",
+    help="folders of prepared tasks; the first that has a task is used",
 )  # fmt: skip
 command.add("--sizes", type=int, nargs="+", choices=TASKS, default=list(TASKS))
 command.add(
     "--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER",
-    help="where what is said of each test image goes (default: %(default)s)",
+    help="folder for the predictions on each test image (default: %(default)s)",
 )  # fmt: skip
 command.read(out="docs/results/pathfinder_yardsticks.json")
 
@@ -51,52 +51,52 @@ def measure(task: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Score all classifiers on the test split of a prepared task.
 
     Returns:
-        Numbers of images, and by name the accuracies (shares) with 95% intervals; and (n,) log-odds
-        of label 1 of the test images by "trees", "network" and "held_out", a second network, all of
-        which know the whole geometry.
+        The numbers of images, and the accuracies (shares) with 95% intervals by name; and the
+        log-odds of label 1 on the test images, (n,), of "trees", "network" and "held_out". These
+        three know the whole geometry; "held_out" is a second network.
     """
     train, val, test = (read_endpoints(task, split) for split in ("train", "val", "test"))
     accuracies: dict[str, float] = {}
-    kept: dict[str, np.ndarray] = {}
+    log_odds: dict[str, np.ndarray] = {}
     for name, columns in KNOWLEDGE.items():
-        seen = [_columns(view, columns) for view in views(test)]
+        test_features = [_columns(view, columns) for view in views(test)]
         predict = fit_trees(_both(train, columns), _both(val, columns))
-        found = np.stack([predict(x) for x in seen])
-        if name != "distance and one direction":  # both together would be both directions
-            found = found.mean(0, keepdims=True)
-        accuracies[name] = float(np.mean((found > 0) == test.labels))
+        predicted = np.stack([predict(x) for x in test_features])
+        if name != "distance and one direction":  # the mean would know both directions
+            predicted = predicted.mean(0, keepdims=True)
+        accuracies[name] = float(np.mean((predicted > 0) == test.labels))
         if name == ALL:
-            kept["trees"] = found[0]
+            log_odds["trees"] = predicted[0]
             for seed, network in enumerate(("network", "held_out")):
                 predict = fit_network(_both(train, columns), seed)
-                kept[network] = np.mean([predict(x) for x in seen], axis=0)
-    accuracies[NETWORK] = float(np.mean((kept["network"] > 0) == test.labels))
+                log_odds[network] = np.mean([predict(x) for x in test_features], axis=0)
+    accuracies[NETWORK] = float(np.mean((log_odds["network"] > 0) == test.labels))
     about = {
         "accuracies": accuracies,
         "intervals": {name: wilson(share, len(test)) for name, share in accuracies.items()},
         "train_images": len(train),
         "test_images": len(test),
     }
-    return about, kept
+    return about, log_odds
 
 
 def fit_trees(train: tuple[np.ndarray, np.ndarray], val: tuple[np.ndarray, np.ndarray]) -> Predict:
-    """Gradient-boosted trees on (features, labels), as many as serve the validation data best."""
-    # slow to load: --help should not wait for it
+    """Fit gradient-boosted trees to (features, labels), with early stopping on validation data."""
+    # imported here, because it would slow down --help
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    how: dict[str, Any] = {"max_iter": 2000, "early_stopping": True, "random_state": 0}
-    trees = HistGradientBoostingClassifier(**how)
+    options: dict[str, Any] = {"max_iter": 2000, "early_stopping": True, "random_state": 0}
+    trees = HistGradientBoostingClassifier(**options)
     trees.fit(*train, X_val=val[0], y_val=val[1])
     return trees.decision_function
 
 
 def fit_network(train: tuple[np.ndarray, np.ndarray], seed: int) -> Predict:
-    """A multilayer perceptron on (features, labels): smooth, where trees have steps."""
+    """Fit a multilayer perceptron to (features, labels): smooth, unlike trees."""
     from sklearn.neural_network import MLPClassifier
 
     x, labels = train
-    middle, spread = x.mean(0), x.std(0)
+    mean, std = x.mean(0), x.std(0)
     network = MLPClassifier(
         (128, 128),
         batch_size=min(1024, len(x)),  # pyright: ignore[reportArgumentType]
@@ -106,43 +106,43 @@ def fit_network(train: tuple[np.ndarray, np.ndarray], seed: int) -> Predict:
         n_iter_no_change=5,
         random_state=seed,
     )
-    network.fit((x - middle) / spread, labels)
+    network.fit((x - mean) / std, labels)
 
     def predict(x: np.ndarray) -> np.ndarray:
-        shares = np.asarray(network.predict_proba((x - middle) / spread))
-        share = shares[:, 1].clip(1e-9, 1 - 1e-9)
-        return np.log(share / (1 - share))
+        probabilities = np.asarray(network.predict_proba((x - mean) / std))
+        p = probabilities[:, 1].clip(1e-9, 1 - 1e-9)
+        return np.log(p / (1 - p))
 
     return predict
 
 
 def _columns(endpoints: Endpoints, names: Sequence[str]) -> np.ndarray:
-    """(N, n_features) of the named features."""
-    found = features(endpoints)
-    return np.stack([found[name] for name in names], axis=-1)
+    """Stack the named features, (N, n_features)."""
+    by_name = features(endpoints)
+    return np.stack([by_name[name] for name in names], axis=-1)
 
 
 def _both(endpoints: Endpoints, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Features and labels of 2 N examples: each image from either marker."""
-    seen = [_columns(view, names) for view in views(endpoints)]
-    return np.concatenate(seen), np.tile(endpoints.labels, 2)
+    """Features and labels of 2 N examples: each image seen from either marker."""
+    both_views = [_columns(view, names) for view in views(endpoints)]
+    return np.concatenate(both_views), np.tile(endpoints.labels, 2)
 
 
 def accuracies_table(result: dict[str, Any]) -> str:
-    """Accuracies in percent, a column a size."""
-    of_sizes = result["accuracies"].items()
+    """Accuracies in percent, a column per size."""
+    by_size = result["accuracies"].items()
     return table(
         {"accuracy, %": name}
         | {
             f"{size} x {size}": mean_text(shares[name], result["intervals"][size][name], 100)
-            for size, shares in of_sizes
+            for size, shares in by_size
         }
         for name in (*KNOWLEDGE, NETWORK)
     )
 
 
 def write_predictions(folder: Path, task: Path, **logits: np.ndarray) -> Path:
-    """Keep (n,) log-odds of label 1, by classifier, of a task's test images as FOLDER/TASK.npz."""
+    """Save log-odds of label 1 on a task's test images, (n,) per classifier, in FOLDER/TASK.npz."""
     file, path = io.BytesIO(), folder / f"{task.name}.npz"
     np.savez_compressed(file, allow_pickle=False, images=np.array(_test_sha256(task)), **logits)
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,22 +151,23 @@ def write_predictions(folder: Path, task: Path, **logits: np.ndarray) -> Path:
 
 
 def read_predictions(folder: Path, task: Path) -> dict[str, np.ndarray]:
-    """The log-odds that `write_predictions` kept of a task's test images.
+    """Read the log-odds that `write_predictions` saved for a task's test images.
 
     Raises:
-        FileNotFoundError: nothing was kept of it.
-        ValueError: it was of other images.
+        FileNotFoundError: the task has no predictions.
+        ValueError: the predictions are for other images.
     """
     path = folder / f"{task.name}.npz"
     command = f"python -m experiments.contours.yardsticks --predictions {folder}"
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: make it with {command}")
-    found = load_npz(path)
-    if str(found.pop("images")) != _test_sha256(task):
+        raise FileNotFoundError(f"{path} does not exist. Create it with {command}")
+    arrays = load_npz(path)
+    if str(arrays.pop("images")) != _test_sha256(task):
         raise ValueError(
-            f"{path} is of other test images than {task} holds: make it anew with {command}"
+            f"{path} has predictions for other test images than those of {task}. Recreate it with "
+            f"{command}"
         )
-    return found
+    return arrays
 
 
 def _test_sha256(task: Path) -> str:
@@ -174,16 +175,16 @@ def _test_sha256(task: Path) -> str:
 
 
 def find_task(folders: Sequence[Path], name: str) -> Path:
-    """The first of the folders' prepared tasks of this name.
+    """Find the first prepared task with this name in the folders.
 
     Raises:
-        FileNotFoundError: none has it.
+        FileNotFoundError: no folder has it.
     """
     for folder in folders:
         if (folder / name).is_dir():
             return folder / name
     raise FileNotFoundError(
-        f"{' and '.join(map(str, folders))} hold no {name}: prepare it with "
+        f"--data={' '.join(map(str, folders))} has no folder {name}. Prepare it with "
         f"python -m scripts.prepare_lra {name} --out {folders[0]}"
     )
 

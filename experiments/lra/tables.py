@@ -1,4 +1,4 @@
-"""The tables and the picture of a report on Long Range Arena, of what report.py collected."""
+"""Tables and pictures of the report on Long Range Arena that report.py collects."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -11,20 +11,21 @@ from matplotlib.ticker import MaxNLocator
 from evaluation.markdown import digits, markdown_table
 from evaluation.results import Row
 from evaluation.style import PLAIN
+from experiments.classifier_runs import display_description
 from experiments.harness import Result
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from experiments.reports import interval_text, mean_text, table
 from experiments.style import OUR_SPARSE, OURS, PAPER
 
 YARDSTICKS = {
-    "majority": "the commonest label",
-    "root": "the outermost operator alone",
-    "root_digits": "it, and the digits among its direct arguments",
+    "majority": "nothing (most frequent label)",
+    "root": "outermost operator",
+    "root_digits": "outermost operator and digits among its direct arguments",
 }
 
 
 def markdown(result: Result) -> str:
-    """The whole report."""
+    """Build the whole report in Markdown."""
     rows, speed = result["rows"], result["speed"]
     trained = {row["task"] for row in rows}
     missing = [TASKS[task].title for task in BENCHMARK if task not in trained]
@@ -35,24 +36,24 @@ def markdown(result: Result) -> str:
         f"Recipe {result['recipe']!r}; what the columns mean: docs/lra.md.\n",
         accuracy_table(result),
         *([f"Not trained here: {', '.join(missing)}.\n"] if missing else []),
-        f"## Each run\n\nRuns on one GPU at a time: {shared}.\n",
+        f"## Runs\n\nRuns that shared a GPU: {shared}.\n",
         runs_table(result),
-        "## What is trained\n",
+        "## Settings\n",
         setup_table(result),
     ]
     if any(result["yardsticks"].values()):
-        parts += ["## What partial knowledge scores\n", yardsticks_table(result)]
+        parts += ["## Baselines with partial information\n", yardsticks_table(result)]
     if speed:
-        parts += [f"## Time of a training step on one {speed['device']}\n", speed_table(speed)]
+        parts += [f"## Training step time on one {speed['device']}\n", speed_table(speed)]
     return "\n".join(parts)
 
 
 def accuracy_table(result: Result) -> str:
-    """The paper's table with its rows first and ours below.
+    """Accuracy by task and model: the paper's rows, then ours.
 
-    Averages are over the tasks on which all of our attentions were trained, standard attention,
-    the slowest, aside; there is none of a single task. Nor are there speed-ups of recipes of which
-    neither side has any.
+    Averages are over the tasks on which all of our attentions were trained, not counting standard
+    attention, which is the slowest. The table has no average of a single task, and no speedup
+    column if neither side has speedups.
     """
     rows = pd.DataFrame(result["rows"])
     rows["cell"] = [mean_text(row["test_accuracy"], row["interval"]) for row in result["rows"]]
@@ -79,29 +80,36 @@ def accuracy_table(result: Result) -> str:
     if result["speed"] or any(speedups.values()):
         means = result["speed"]["geometric_means"] if result["speed"] else {}
         speedups |= means.get("captured", {}).get("speedup", {}) | {"standard": None}
-        found = [speedups.get(model) for model in lines.index]
-        lines["speed-up"] = ["-" if speedup is None else f"{speedup:.1f}x" for speedup in found]
-    lines = lines.rename(index=ATTENTIONS).reset_index(names="model")
+        column = [speedups.get(model) for model in lines.index]
+        lines["speedup"] = ["-" if speedup is None else f"{speedup:.1f}x" for speedup in column]
+    titles = {model: _reference_title(model) for model in references} | ATTENTIONS
+    lines = lines.rename(index=titles).reset_index(names="model")
     return markdown_table(list(lines), lines.to_numpy().tolist())
 
 
+def _reference_title(model: str) -> str:
+    """Title of a published model, which results store as on the left."""
+    model = model.replace("(the paper's)", "(paper)")
+    return model.replace("the same, pretrained", "Transformer, rotary, pretrained")
+
+
 def runs_table(result: Result) -> str:
-    """Each seed's accuracy, both intervals, and what training took."""
+    """Accuracy of each seed, both intervals, and the cost of training."""
     return table(
         {
             "task": TASKS[row["task"]].title,
             "attention": ATTENTIONS[row["attention"]],
             "seeds": ", ".join(map(str, row["seeds"])),
-            "test accuracy, each": ", ".join(f"{accuracy:.2f}" for accuracy in row["each"]),
+            "test accuracy per seed": ", ".join(f"{accuracy:.2f}" for accuracy in row["each"]),
             "mean": f"{row['test_accuracy']:.2f}",
-            "over test examples": interval_text(row["test_interval"]),
-            "over seeds": interval_text(row["seed_interval"]),
+            "interval over test examples": interval_text(row["test_interval"]),
+            "interval over seeds": interval_text(row["seed_interval"]),
             "best validation (step)": ", ".join(
                 f"{accuracy:.2f} ({step:,})"
                 for accuracy, step in zip(row["best_val_accuracy"], row["best_step"], strict=True)
             ),
             "examples seen": f"{row['examples_in_all']:,}",
-            "minutes of training": f"{row['minutes']:.1f}"
+            "training minutes": f"{row['minutes']:.1f}"
             + (" (shared)" if any((n or 1) > 1 for n in row["jobs_per_gpu"]) else ""),
         }
         for row in result["rows"]
@@ -109,16 +117,16 @@ def runs_table(result: Result) -> str:
 
 
 def setup_table(result: Result) -> str:
-    """What the runs of a task have in common: one line, or one for each way that it was trained."""
+    """Settings shared by the runs of a task, one row for each distinct set of settings."""
     lines = [
         {
             "task": TASKS[row["task"]].title,
             "tokens": f"{row['context_length']:,}" + (" x 2" if row["documents"] == 2 else ""),
-            "positions": row["positions"],
-            "padding": row["padding"],
-            "training examples": row["changes"],
+            "positions": display_description(row["positions"]),
+            "padding": display_description(row["padding"]),
+            "training examples": display_description(row["changes"]),
             "parameters": f"{row['parameters']:,}",
-            "batch": f"{row['batch_size']}",
+            "batch size": f"{row['batch_size']}",
             "steps": f"{row['steps']:,}",
             "learning rate": f"{row['lr']:g}",
             "test examples": f"{row['test_examples']:,}",
@@ -130,12 +138,12 @@ def setup_table(result: Result) -> str:
 
 
 def trials_table(*results: Result, task: str) -> str:
-    """One task trained in several ways, one line for each, in the order of their accuracies."""
+    """One task trained with several settings, one row each, in order of accuracy."""
     rows = [row for result in results for row in result["rows"] if row["task"] == task]
     return table(
         {
-            "positions": row["positions"],
-            "training examples": row["changes"],
+            "positions": display_description(row["positions"]),
+            "training examples": display_description(row["changes"]),
             "learning rate": f"{row['lr']:g}",
             "test accuracy": mean_text(row["test_accuracy"], row["interval"]),
         }
@@ -144,11 +152,11 @@ def trials_table(*results: Result, task: str) -> str:
 
 
 def yardsticks_table(result: Result) -> str:
-    """Accuracy of guesses that see a part of each example."""
+    """Accuracy of baselines that see only a part of each example."""
     return table(
         {
             "task": TASKS[task].title,
-            "the best guess from": YARDSTICKS.get(name) or name.replace("_", " "),
+            "baseline sees": YARDSTICKS.get(name) or name.replace("_", " "),
             "test accuracy": f"{accuracy:.1f}",
         }
         for task, scores in result["yardsticks"].items()
@@ -157,7 +165,7 @@ def yardsticks_table(result: Result) -> str:
 
 
 def speed_table(speed: Mapping[str, Any]) -> str:
-    """Milliseconds of a training step by task and attention, of experiments.lra.speed."""
+    """Milliseconds per training step by task and attention, from experiments.lra.speed."""
     lines = []
     for (_, captured), group in groupby(speed["rows"], lambda r: (r["task"], r["captured"])):
         rows = {row["attention"]: row for row in group}
@@ -165,8 +173,7 @@ def speed_table(speed: Mapping[str, Any]) -> str:
         lines.append(
             {
                 "task": _timed_title(first),
-                "tokens that are not padding": f"{first['tokens_share']:.0%} of "
-                f"{first['context_length']:,}",
+                "non-padding tokens": f"{first['tokens_share']:.0%} of {first['context_length']:,}",
                 "CUDA graph": "yes" if captured else "no",
                 **{
                     title: f"{rows[name]['step_ms']:.2f} ms ({rows[name]['speedup']:.2f}x)"
@@ -187,7 +194,7 @@ def speed_table(speed: Mapping[str, Any]) -> str:
 
 
 def _timed_title(row: Row) -> str:
-    """The task of a timed row, and what it was timed on if that is another's data."""
+    """Title of a timed task, with the data if it is that of another task."""
     title, data = TASKS[row["task"]].title, row["data"]
     return title if data == TASKS[row["task"]].folder else f"{title} (on {data})"
 
@@ -196,12 +203,12 @@ COLOUR_OF = {"standard": PLAIN, "dense": OURS, "butterfly": OUR_SPARSE}
 
 
 def draw(result: Result) -> Figure:
-    """Test accuracy with its interval: a panel a task that was trained, a row a model."""
-    found = {(row["task"], row["attention"]): row for row in result["rows"]}
-    tasks = [task for task in TASKS if any(task == of for of, _ in found)]
-    trained = [name for name in ATTENTIONS if any(name == of for _, of in found)]
+    """Draw test accuracy with its interval: a panel per trained task, a row per model."""
+    rows = {(row["task"], row["attention"]): row for row in result["rows"]}
+    tasks = [task for task in TASKS if task in {task for task, _ in rows}]
+    trained = [name for name in ATTENTIONS if name in {attention for _, attention in rows}]
     others = result["references"]
-    names = [other["model"].replace(" (", "\n(") for other in others]
+    names = [_reference_title(other["model"]).replace(" (", "\n(") for other in others]
     names += [ATTENTIONS[name] for name in trained]
     figure = Figure(figsize=(8.5, 1 + 0.42 * len(names)), layout="constrained")
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
@@ -210,7 +217,7 @@ def draw(result: Result) -> Figure:
             if task in other["accuracy"]:
                 axes.plot(other["accuracy"][task], y, "D", ms=5, color=PAPER)
         for y, attention in enumerate(trained, start=len(others)):
-            if row := found.get((task, attention)):
+            if row := rows.get((task, attention)):
                 mean, (low, high) = row["test_accuracy"], row["interval"]
                 look = {"color": COLOUR_OF[attention], "ms": 6, "lw": 2, "capsize": 3}
                 axes.errorbar([mean], [y], xerr=[[mean - low], [high - mean]], fmt="o", **look)
@@ -221,43 +228,43 @@ def draw(result: Result) -> Figure:
         axes.grid(alpha=0.3)
         axes.spines[["right", "top"]].set_visible(False)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
-    figure.supxlabel("test accuracy, %; ours with 95% intervals", size=10)
+    figure.supxlabel("test accuracy, %; Papilio with 95% intervals", size=10)
     return figure
 
 
 def draw_speed(speed: Mapping[str, Any], references: Sequence[Row]) -> Figure:
-    """How many times faster a step is than with standard attention, of experiments.lra.speed.
+    """Draw the speedup of a step over standard attention, from experiments.lra.speed.
 
-    A row a task, and their geometric mean, beside which that of `references` stands.
+    One row per task, and one for the geometric mean with that of the `references`.
     """
-    titles = {"captured": "as CUDA graphs, as trained", "plain": "launched kernel by kernel"}
+    titles = {"captured": "with CUDA graphs (as trained)", "plain": "without CUDA graphs"}
     modes = {mode: titles[mode] for mode in titles if mode in speed["geometric_means"]}
     ours = [name for name in ATTENTIONS if name != "standard"]
     theirs = [other["speedup"] for other in references if other["speedup"]]
-    label = f"the paper's: {' and '.join(f'{speedup}x' for speedup in theirs)}"
+    label = f"paper: {' and '.join(f'{speedup}x' for speedup in theirs)}"
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     widths = (2, 1)[: len(modes)]
     panels = figure.subplots(1, len(modes), sharey=True, width_ratios=widths, squeeze=False)[0]
     for axes, (mode, title) in zip(panels, modes.items(), strict=True):
         rows = [row for row in speed["rows"] if row["captured"] == (mode == "captured")]
         tasks = {row["task"]: _timed_title(row) for row in rows}
-        for turn, name in enumerate(ours):
+        for number, name in enumerate(ours):
             speedups = [row["speedup"] for row in rows if row["attention"] == name]
             speedups.append(speed["geometric_means"][mode]["speedup"][name])
-            places = [y + 0.38 * turn - 0.19 for y in range(len(speedups))]
+            heights = [y + 0.38 * number - 0.19 for y in range(len(speedups))]
             look = {"color": COLOUR_OF[name], "label": ATTENTIONS[name]}
-            bars = axes.barh(places, speedups, 0.34, **look)
+            bars = axes.barh(heights, speedups, 0.34, **look)
             axes.bar_label(bars, fmt="%.1fx", padding=3, fontsize=9)
-        for turn, speedup in enumerate(theirs):
-            ends = len(tasks) + 0.38 * turn - 0.36, len(tasks) + 0.38 * turn - 0.02
-            axes.plot([speedup] * 2, ends, color=PAPER, lw=3, label=None if turn else label)
+        for number, speedup in enumerate(theirs):
+            ends = len(tasks) + 0.38 * number - 0.36, len(tasks) + 0.38 * number - 0.02
+            axes.plot([speedup] * 2, ends, color=PAPER, lw=3, label=None if number else label)
         axes.set_yticks(range(len(tasks) + 1), [*tasks.values(), "geometric mean"])
         axes.axvline(1, color=PLAIN, lw=1)
         axes.margins(x=0.12)
         axes.set_title(title, size=10)
         axes.spines[["right", "top"]].set_visible(False)
     panels[0].invert_yaxis()
-    figure.supxlabel("speed over that of standard attention", size=10)
+    figure.supxlabel("speedup over standard attention", size=10)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
     return figure

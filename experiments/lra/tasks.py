@@ -1,7 +1,7 @@
-"""The tasks of Long Range Arena, and the attentions and recipes that are compared on them.
+"""Tasks of Long Range Arena, and the attentions and recipes compared on them.
 
 Table 3 of the FlashAttention paper (arXiv 2205.14135): standard attention, FlashAttention and
-block-sparse FlashAttention in one small Transformer.
+block-sparse FlashAttention in the same small Transformer.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from training.classification.config import ClassifyConfig
 
 
 class LraTask(NamedTuple):
-    """A column of the table."""
+    """One task, a column of the table."""
 
     title: str
     config: str
     """Name of configs/lra/CONFIG.yaml and configs/lra/CONFIG_rotary.yaml."""
     folder: str
-    """Of the prepared data, as `scripts.prepare_lra` names it."""
+    """Folder of the prepared data, as `scripts.prepare_lra` names it."""
 
 
 TASKS = {
@@ -37,16 +37,17 @@ BENCHMARK = tuple(name for name in TASKS if name != "pairs")
 
 ATTENTIONS = {
     "standard": "standard attention",
-    "dense": "ours, dense",
-    "butterfly": "ours, butterfly",
+    "dense": "Papilio, dense",
+    "butterfly": "Papilio, butterfly",
 }
-"""standard: PyTorch's operations one after the other, all scores in memory. dense: ours, exact.
-butterfly: ours, block-sparse, the fixed pattern of the paper's downstream tasks."""
+"""Titles of the attentions. standard: eager PyTorch with all scores in memory. dense: Papilio's
+exact attention. butterfly: its block-sparse attention, the fixed pattern of the paper's downstream
+tasks."""
 
 RECIPES = ("paper", "rotary", "pretrained")
-"""paper: learned positions, as those of the paper's table. rotary: rotary ones. pretrained: these,
-after as many steps in which the model learns the hidden tokens of these examples, as in "Never
-Train From Scratch" (Amos, Berant and Gupta 2024, arXiv 2310.02980)."""
+"""paper: learned positions, as in the paper's table. rotary: rotary positions. pretrained: rotary,
+after the same number of steps on hidden tokens of the same examples, as in "Never Train From
+Scratch" (Amos, Berant and Gupta 2024, arXiv 2310.02980)."""
 
 CONFIGS = Path("configs/lra")
 OVERRIDES = {
@@ -66,51 +67,51 @@ def suffix_of(recipe: str) -> str:
 
 
 def config_path(task: str, recipe: str) -> Path:
-    """The YAML file of a task under a recipe, which need not exist."""
+    """Path of the YAML file of a task under a recipe; the file may not exist."""
     return CONFIGS / f"{TASKS[task].config}{'' if recipe == 'paper' else '_rotary'}.yaml"
 
 
 def arguments_of(
     task: str, attention: str, data: Path, *, recipe: str = "paper", overrides: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The arguments of train.py for a task with an attention.
+    """Build the arguments of train.py for a task with an attention.
 
-    `data` is the folder of the prepared tasks. `overrides`, key=value, may also set the
-    block size of a butterfly, which otherwise follows from the context length.
+    `data` is the folder of the prepared tasks. `overrides`, key=value, come last and can also set
+    the block size of a butterfly. Its default depends on the context length.
     """
     given = (str(config_path(task, recipe)), f"data.path={data / TASKS[task].folder}")
     ours = OVERRIDES[attention]
     if attention == "butterfly":
         length = read_config(ClassifyConfig, [*given, *overrides]).model.context_length
-        # of blocks of 128, it would keep most of so few
+        # with so few blocks of 128, the butterfly would keep most of them
         ours = (*ours, f"model.mask.block_size={64 if length <= 1024 else 128}")
     return *given, *ours, *overrides
 
 
 def trainable_tasks(tasks: Sequence[str], data: Path, recipe: str = "paper") -> list[str]:
-    """The tasks that can be trained; prints why others are left out.
+    """Select the tasks that can be trained, and print why others are skipped.
 
-    Only Retrieval, whose texts cannot be downloaded without asking for them, and tasks without a
-    configuration of the recipe may be missing.
+    Skipped are tasks without a configuration of the recipe, and Retrieval if it is not prepared:
+    its texts must be requested from their authors.
 
     Raises:
         FileNotFoundError: another task is not prepared.
     """
-    there = []
+    trainable = []
     for task in tasks:
         folder = data / TASKS[task].folder
         if not config_path(task, recipe).exists():
-            print(f"{task} is left out: there is no {config_path(task, recipe)}")
+            print(f"skipping {task}: {config_path(task, recipe)} does not exist")
         elif (folder / MANIFEST).exists():
-            there.append(task)
+            trainable.append(task)
         elif task == "retrieval":
             print(
-                f"{task} is left out: {folder} is not prepared (python -m scripts.prepare_lra "
+                f"skipping {task}: {folder} is not prepared (python -m scripts.prepare_lra "
                 "retrieval --source FOLDER, with the published lra_release)"
             )
         else:
             raise FileNotFoundError(
-                f"{folder} is not prepared: python -m scripts.prepare_lra {TASKS[task].folder} "
-                f"--out {data}, or leave {task} out of --tasks"
+                f"{folder} is not prepared. Run python -m scripts.prepare_lra "
+                f"{TASKS[task].folder} --out {data}, or leave {task} out of --tasks"
             )
-    return there
+    return trainable

@@ -1,12 +1,12 @@
-"""The attentions that are compared."""
+"""Attentions compared by experiments.passkey."""
 
 WINDOW_SHARE = 8
-"""A window has one part of so many of the context."""
+"""The window is context / WINDOW_SHARE."""
 ATTENTIONS = ("dense", "window", "butterfly")
 
 
 def settings_of(attention: str, context: int) -> tuple[str, ...]:
-    """What a run has beside the configuration's dense attention, as key=value."""
+    """Overrides of the dense configuration, key=value."""
     return {
         "dense": (),
         "window": (f"model.window_size={context // WINDOW_SHARE}",),

@@ -1,11 +1,11 @@
-"""Keys that are found by each attention and context, in JSON, Markdown and a picture.
+"""Share of pass keys found by each attention and context, as JSON, Markdown and a picture.
 
-python -m experiments.passkey.report docs/results/passkey.json    # Markdown and picture anew
+python -m experiments.passkey.report docs/results/passkey.json    # rewrite Markdown and picture
 """
 
 from experiments.reports import report_command
 
-command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
+command = report_command(__name__)  # before PyTorch is imported, which takes seconds
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -21,29 +21,29 @@ from experiments.reports import publish, table
 from experiments.results import add_runs
 
 ASKED = Path("asked/passkey.json")
-"""In a run's folder: what scripts.passkey wrote."""
+"""Result of scripts.passkey, relative to the folder of a run."""
 
 
 def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> None:
-    """Report on all runs in `out` that were asked, as passkey.json in `results`; prints the table.
+    """Write passkey.json into `results`, on all evaluated runs in `out`, and print the table.
 
-    Runs of the reports `others` are told of, too, where `out` has none of their name.
+    Runs of the reports `others` are added if `out` has no run of their name.
 
     Raises:
-        ValueError: none was asked.
+        ValueError: no run was evaluated.
     """
     asked = (path for name in ATTENTIONS for path in out.glob(f"{name}_*_seed*/{ASKED}"))
-    found = [describe_run(path.parents[1]) for path in asked]
-    runs = add_runs(found, others, _order)
+    own_runs = [describe_run(path.parents[1]) for path in asked]
+    runs = add_runs(own_runs, others, _order)
     if not runs:
-        raise ValueError(f"{out} holds no run that was asked for pass keys")
+        raise ValueError(f"{out} has no run that scripts.passkey evaluated")
     path = results / "passkey.json"
     write_result(path, {"runs": runs})
     redraw(path)
 
 
 def describe_run(folder: Path) -> Row:
-    """What a report tells of a run that was asked."""
+    """Entry of the report for an evaluated run."""
     (run,) = read_result(folder / ASKED, "runs")["runs"]
     return {"attention": folder.name.partition("_")[0], **run["about"], "rows": run["rows"]}
 
@@ -53,13 +53,13 @@ def _order(run: Row) -> tuple[int, int, int]:
 
 
 def redraw(path: Path) -> None:
-    """Write the Markdown and the picture anew beside the JSON, and print the table."""
+    """Rewrite the Markdown and the picture next to the JSON, and print the table."""
     result = read_result(path, "runs")
     publish(path, runs_table(result), draw_runs(result))
 
 
 def runs_table(result: Result) -> str:
-    """Keys in a hundred that each run finds, at its context and at shares of it, in Markdown."""
+    """Markdown table: percent of keys that each run finds, at its context and fractions of it."""
 
     def line(run: Row) -> dict[str, str]:
         cells = {
@@ -73,7 +73,7 @@ def runs_table(result: Result) -> str:
             "context": f"{run['context_length']:,}",
             "attention": run["attention"],
             "seed": str(run["seed"]),
-            "minutes": f"{60 * run['gpu_hours']:.1f}",
+            "training minutes": f"{60 * run['gpu_hours']:.1f}",
             "validation loss": f"{run['evaluations'][-1]['val_loss']:.3f}",
             **cells,
         }
@@ -82,11 +82,11 @@ def runs_table(result: Result) -> str:
 
 
 def _share(of_context: Fraction) -> str:
-    return "whole context" if of_context == 1 else f"{of_context} of it"
+    return f"found at {'full' if of_context == 1 else of_context} context, %"
 
 
 def draw_runs(result: Result) -> Figure:
-    """Heat maps of the runs of the first seed, those of a context side by side."""
+    """Heat maps of the first seed's runs: one row per context, one column per attention."""
     seed = result["runs"][0]["seed"]
     runs = [run for run in result["runs"] if run["seed"] == seed]
     return draw(

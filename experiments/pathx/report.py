@@ -1,11 +1,11 @@
-"""The paper's Table 6 beside ours: accuracy on Path-X and Path-256, in JSON, Markdown, a picture.
+"""Table 6 of the paper and ours: accuracy on Path-X and Path-256, as JSON, Markdown, picture.
 
-python -m experiments.pathx.report docs/results/pathx.json    # Markdown and picture anew
+python -m experiments.pathx.report docs/results/pathx.json    # rewrite Markdown and picture
 """
 
 from experiments.reports import report_command
 
-command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
+command = report_command(__name__)  # before PyTorch is imported, which takes seconds
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,12 @@ from evaluation.markdown import digits
 from evaluation.results import Row, read_result, write_result
 from evaluation.statistics import wilson
 from experiments import style
-from experiments.classifier_runs import describe, finished_folders, read_run_config
+from experiments.classifier_runs import (
+    describe,
+    display_description,
+    finished_folders,
+    read_run_config,
+)
 from experiments.harness import Result
 from experiments.pathx.stages import DENSE, SPARSE, STAGES
 from experiments.reports import mean_text, publish, table
@@ -29,50 +34,50 @@ PAPER = [
     {"model": DENSE, "pathx": 61.4, "path256": None},
     {"model": SPARSE, "pathx": 56.0, "path256": 63.1},
 ]
-"""arXiv 2205.14135, Table 6: test accuracy in percent; None: at chance or out of memory, as were
-all other models there."""
+"""arXiv 2205.14135, Table 6: test accuracy in percent. None: at chance or out of memory, as all
+other models there."""
 
 CHANCE = 50  # percent
-LABELS = 66  # percent, on the bars, where no other line is
+LABELS = 66  # x of the labels on the bars, percent; no other line is there
 YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
 _NAME = re.compile(rf"({'|'.join(STAGES)})_seed\d+")
 
 
 def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> None:
-    """Report on all finished stages in `out`, as pathx.json in `results`; prints the tables.
+    """Write pathx.json into `results`, on all finished stages in `out`, and print the tables.
 
-    Runs of the reports `others` are told of, too, where `out` has none of their name.
+    Runs of the reports `others` are added if `out` has no run of their name.
 
     Raises:
-        ValueError: nothing is finished.
+        ValueError: no stage is finished.
     """
-    found = [describe_run(f) for f in finished_folders(out) if _NAME.fullmatch(f.name)]
-    runs = add_runs(found, others, lambda run: (list(STAGES).index(run["stage"]), run["seed"]))
+    own_runs = [describe_run(f) for f in finished_folders(out) if _NAME.fullmatch(f.name)]
+    runs = add_runs(own_runs, others, lambda run: (list(STAGES).index(run["stage"]), run["seed"]))
     if not runs:
-        raise ValueError(f"{out} holds no finished stage to report on")
+        raise ValueError(f"{out} has no finished stage to report on")
     path = results / "pathx.json"
     write_result(path, {"unit": "percent", "paper": PAPER, "runs": runs})
     redraw(path)
 
 
 def redraw(path: Path) -> None:
-    """Write the Markdown and the picture anew beside the JSON, and print the tables.
+    """Rewrite the Markdown and the picture next to the JSON, and print the tables.
 
-    What can be had without following a contour is told, too, where experiments.contours.yardsticks
-    left it beside the JSON.
+    Adds the baselines that do not follow a contour, if experiments.contours.yardsticks has written
+    its result next to the JSON.
     """
     result = read_result(path, "paper", "runs")
     parts = [
         "# Path-X and Path-256, Table 6 of the FlashAttention paper\n",
-        "Test accuracy in percent; what the columns mean: docs/lra.md.\n",
+        "Test accuracy in percent. docs/lra.md explains the columns.\n",
         accuracy_table(result),
-        "## What each run took\n",
+        "## Cost of each run\n",
         runs_table(result),
     ]
-    yardsticks, beside = None, path.parent / "pathfinder_yardsticks.json"
-    if beside.exists():
-        yardsticks = read_result(beside, "accuracies")
-        parts.append("## What can be had without following a contour\n")
+    yardsticks, yardsticks_path = None, path.parent / "pathfinder_yardsticks.json"
+    if yardsticks_path.exists():
+        yardsticks = read_result(yardsticks_path, "accuracies")
+        parts.append("## Baselines that do not follow a contour\n")
         parts.append(yardsticks_table(yardsticks))
     publish(path, "\n".join(parts), draw(result, yardsticks))
 
@@ -98,62 +103,62 @@ def describe_run(folder: Path) -> Row:
 
 
 def accuracy_table(result: Result) -> str:
-    """The paper's rows and ours."""
+    """Accuracy of each stage and seed, with the paper's accuracy."""
     paper: dict[str, Row] = {row["model"]: row for row in result["paper"]}
-    other = {name: paper[of[0]][of[1]] for name, stage in STAGES.items() if (of := stage.beside)}
+    published = {name: paper[x.beside[0]][x.beside[1]] for name, x in STAGES.items() if x.beside}
     return table(
         {
             "model": STAGES[run["stage"]].title,
             "seed": str(run["seed"]),
             "tokens": f"{run['tokens']:,}",
-            "black pixels": "left out" if "left out" in run["padding"] else "tokens",
+            "black pixels": "removed" if "left out" in run["padding"] else "tokens",
             "test accuracy": mean_text(run["test_accuracy"], run["test_interval"]),
-            "the paper's": digits(other.get(run["stage"]), ".1f"),
+            "paper": digits(published.get(run["stage"]), ".1f"),
         }
         for run in result["runs"]
     )
 
 
 def runs_table(result: Result) -> str:
-    """Steps, images and minutes of each stage."""
+    """Steps, images and minutes of each stage and seed."""
     return table(
         {
             "stage": STAGES[run["stage"]].title,
             "seed": str(run["seed"]),
             "attention": run["attention"],
-            "positions": run["positions"],
+            "positions": display_description(run["positions"]),
             "parameters": f"{run['parameters']:,}",
             "steps": f"{run['steps']:,}",
             "images seen": f"{run['examples']:,}",
-            "of": f"{run['examples_in_sets']:,}",
+            "images in the datasets": f"{run['examples_in_sets']:,}",
             "GPU-minutes of training": f"{run['minutes']:.1f}",
-            "minutes in all": digits(run["wall_minutes"], ".1f"),
-            "last on": _last_devices(run["starts"]),
+            "wall minutes": digits(run["wall_minutes"], ".1f"),
+            "last device": _last_devices(run["starts"]),
         }
         for run in result["runs"]
     )
 
 
 def yardsticks_table(result: Result) -> str:
-    """Accuracy in percent of guesses from the markers, of experiments.contours.yardsticks."""
-    of_sizes = result["accuracies"]
-    found = {title: of_sizes[n] for n, title in YARDSTICK_SIZES.items() if n in of_sizes}
+    """Accuracy in percent of baselines that see the markers only, from contours.yardsticks."""
+    by_size = result["accuracies"]
+    by_title = {title: by_size[n] for n, title in YARDSTICK_SIZES.items() if n in by_size}
     return table(
         {
-            "the best guess from": name,
-            **{title: f"{100 * of[name]:.1f}" for title, of in found.items() if name in of},
+            "baseline sees": name,
+            **{title: f"{100 * x[name]:.1f}" for title, x in by_title.items() if name in x},
         }
-        for name in dict.fromkeys(name for of in found.values() for name in of)
+        for name in dict.fromkeys(name for x in by_title.values() for name in x)
     )
 
 
 def best_guess(yardsticks: Result, size: int) -> float:
-    """Accuracy in percent of the best guess from the markers of images `size` pixels wide."""
+    """Accuracy in percent of the best baseline that sees the markers of `size`-pixel images."""
     return 100 * max(yardsticks["accuracies"][str(size)].values())
 
 
 def _last_devices(starts: list[Row]) -> str:
-    """The GPUs of the newest start; how many was not noted in the first runs."""
+    """GPUs of the latest start; the first runs did not record their number."""
     if not starts:
         return "-"
     n, device = starts[-1].get("world_size", 1), starts[-1]["device"]
@@ -161,9 +166,9 @@ def _last_devices(starts: list[Row]) -> str:
 
 
 def draw(result: Result, yardsticks: Result | None = None) -> Figure:
-    """Test accuracy of each stage that the paper has, too: a bar a seed, from chance on.
+    """Draw the test accuracy of each stage that the paper also has: a bar per seed, from chance on.
 
-    Dotted is the best guess from the markers alone, if the `yardsticks` have one of that size.
+    A dotted line is the best baseline that sees the markers only, if `yardsticks` has that size.
     """
     stages: dict[str, list[Row]] = {}
     for run in result["runs"]:
@@ -186,12 +191,12 @@ def draw(result: Result, yardsticks: Result | None = None) -> Figure:
         theirs = paper[model][images]
         axes.plot([theirs] * 2, [line - 0.4, line + 0.4], color=style.PAPER, lw=2.5)
         words = {"ha": "center", "va": "bottom", "fontsize": 9}
-        axes.text(theirs, line - 0.42, f"the paper's {theirs:.1f}", **words)
+        axes.text(theirs, line - 0.42, f"paper: {theirs:.1f}", **words)
         size = runs[0]["size"]
         if yardsticks is not None and str(size) in yardsticks["accuracies"]:
             guess = best_guess(yardsticks, size)
             axes.plot([guess] * 2, [line - 0.4, line + 0.4], ":", color="black", lw=2)
-            axes.text(guess, line - 0.42, f"from the ends alone {guess:.1f}", **words)
+            axes.text(guess, line - 0.42, f"endpoints alone: {guess:.1f}", **words)
     titles = [STAGES[name].title.replace(", ", "\n") for name in stages]
     axes.set_yticks(range(len(stages)), titles)
     axes.set(xlim=(CHANCE, 100), ylim=(len(stages) - 0.5, -0.75))

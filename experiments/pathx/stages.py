@@ -1,4 +1,4 @@
-"""The stages of training for Path-X and Path-256."""
+"""Training stages of Path-X and Path-256."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ DENSE, SPARSE = "FlashAttention", "block-sparse FlashAttention"
 
 
 class Stage(NamedTuple):
-    """Training on images of one size, with one attention."""
+    """Training on images of one size with one attention."""
 
     title: str
-    """In tables; packed: black pixels are padding, and left out."""
+    """Title in tables. packed: black pixels are padding, and removed."""
     before: str | None = None
-    """The stage that it begins with the best weights of."""
+    """Stage whose best weights initialize this one."""
     beside: tuple[str, str] | None = None
-    """The paper's model and images that it is compared with."""
+    """Model and column of the paper that this stage is compared with."""
 
 
 STAGES = {
@@ -24,4 +24,4 @@ STAGES = {
     "pathx_butterfly": Stage("Path-X, butterfly", "path64_butterfly", (SPARSE, "pathx")),
     "path256_butterfly": Stage("Path-256, butterfly", "pathx_butterfly", (SPARSE, "path256")),
 }
-"""In their order; the paper (arXiv 2205.14135, appendix E.3) begins with Path-64, too."""
+"""Stages in training order. The paper (arXiv 2205.14135, appendix E.3) also starts with Path-64."""

@@ -1,21 +1,39 @@
-"""The table of docs/reliability.md."""
+"""Table of docs/reliability.md."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from experiments.reports import table
 
+_DISPLAYED = {
+    "somebody's run": "untrusted run",
+    "cut files": "truncated files",
+    "ruined weights": "corrupted weights",
+}
+
 KINDS = ("silent", "traceback", "hang", "leak")
-"""First words of failures: what nobody notices, an error that is not a sentence, an endless wait,
-and what was read or run that must not be. A failure that begins otherwise counts as silent."""
+"""First words of failures: an unnoticed error, an error without a plain message, an endless wait,
+and data or code that must not be read or run. A failure with another first word counts as
+silent."""
 
 
 def reliability_table(result: Mapping[str, Any]) -> str:
-    """A line for each thing that was tried, with how many failures of each kind, in Markdown."""
+    """Markdown table: one row per kind of fault, with the number of failures of each kind."""
     return table(
-        {"what": row["what"], "tries": str(row["tries"]), **_counts(row["failures"])}
+        {
+            "fault": display_fault(row["what"]),
+            "tries": str(row["tries"]),
+            **_counts(row["failures"]),
+        }
         for row in result["rows"]
     )
+
+
+def display_fault(fault: str) -> str:
+    """Name of a fault in the table; results store the wording on the left."""
+    for stored, shown in _DISPLAYED.items():
+        fault = fault.replace(stored, shown)
+    return fault
 
 
 def _counts(failures: list[str]) -> dict[str, str]:

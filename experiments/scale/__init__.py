@@ -1,1 +1,1 @@
-"""How training grows with GPUs, weights and context."""
+"""Scaling of training with the number of GPUs, weights and context length."""

@@ -1,4 +1,4 @@
-"""Which steps are measured: of what model, on how many GPUs, and how they share it."""
+"""Cases of experiments.scale: the model, the number of GPUs, and the kind of parallelism."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,16 +12,16 @@ from training.dry_run import GIB, estimate
 from training.language.config import OptimConfig, TrainConfig
 
 MASKS = {"dense": MaskConfig(), "butterfly": MaskConfig(pattern="butterfly")}
-TOKENS = 32_768  # that a GPU takes through the model at a time
+TOKENS = 32_768  # per GPU and micro-batch
 DOCUMENT = 16_384
-UNIT = 65_536  # of the longest contexts
-FILLED = 0.9  # of a card
-RECIPE_TOKENS = 524_288  # of a step, as GPT-2's recipe has it
+UNIT = 65_536  # granularity of the longest contexts
+FILLED = 0.9  # share of GPU memory that a case may take
+RECIPE_TOKENS = 524_288  # tokens per step in GPT-2's recipe
 
 SHAPES: dict[str, dict[str, Any]] = {
     **{f"GPT-2 {size}": shape for size, shape in GPT2_SIZES.items()},
     "GPT-2 small, rotary": {**GPT2_SIZES["small"], "positions": "rotary"},
-    # as Llama 2's: 6.6B parameters
+    # the shape of Llama 2 7B: 6.6B parameters
     "7B": {
         **{"n_layer": 32, "n_head": 32, "n_embd": 4096, "positions": "rotary", "bias": False},
         **{"norm": "rms_norm", "mlp": "swiglu"},
@@ -31,26 +31,26 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A step of training to be measured."""
+    """One training step to measure."""
 
     part: str
-    """What it is measured for."""
+    """Key of PARTS."""
     model: str
     way: str
-    """Who holds weights, and keeps which activations, for readers."""
+    """Parallelism or mask, then activation checkpointing, as a label."""
     n_gpus: int
     config: TrainConfig
     document: int | None = None
-    """Tokens of a document, of which none sees another; None: each sequence is one."""
+    """Length of packed documents, tokens; None: each sequence is one document."""
 
     @property
     def name(self) -> str:
-        """What tells it from the others of its part."""
+        """Unique name of the case."""
         return ", ".join(str(value) for value in self.row.values())
 
     @property
     def row(self) -> dict[str, Any]:
-        """The first columns of its row in results."""
+        """First entries of the case's row in results."""
         config = self.config
         return {
             **{"part": self.part, "model": self.model, "way": self.way, "n_gpus": self.n_gpus},
@@ -60,24 +60,24 @@ class Case:
         }
 
     @property
-    def told_gib(self) -> float:
-        """What `train.py --dry-run` tells of a GPU's memory, GiB."""
+    def estimated_gib(self) -> float:
+        """Memory of a GPU as `train.py --dry-run` estimates it, GiB."""
         config = self.config
         return estimate(config, config.optim.micro_batch_size, self.n_gpus).total / GIB
 
     def fits(self, card: float) -> bool:
-        """Whether that leaves room on a GPU of `card` bytes."""
-        return self.told_gib * GIB <= FILLED * card
+        """Whether the estimate fits a GPU with `card` bytes, with a margin."""
+        return self.estimated_gib * GIB <= FILLED * card
 
 
 def cases(parts: Sequence[str], card: float) -> Iterator[Case]:
-    """Cases of these parts, compared with each other side by side, for GPUs of `card` bytes."""
+    """Yield the cases of these parts for GPUs with `card` bytes; compared cases are adjacent."""
     for part in parts:
         yield from PARTS[part](card)
 
 
 def _ddp(_: float) -> Iterator[Case]:
-    """Gradients that are exchanged after each micro-batch, and after as many as the recipe has."""
+    """Gradients all-reduced after one micro-batch, and after as many as the recipe has."""
     for context in (1024, 4096, 16_384):
         for tokens in (2 * TOKENS, RECIPE_TOKENS):
             yield _case("ddp", "GPT-2 small", context, 1, "one GPU", tokens // 2)
@@ -91,30 +91,30 @@ def _fsdp(_: float) -> Iterator[Case]:
 
 
 def _large(_: float) -> Iterator[Case]:
-    """What one GPU does not hold, and what keeping less saves and costs."""
-    for keeps in ("none", "selective", "full"):
-        yield _case("large", "GPT-2 xl", 1024, 2, f"fsdp, {keeps}", 2 * 16_384)
+    """Models too large for one GPU, and the effect of activation checkpointing."""
+    for checkpointing in ("none", "selective", "full"):
+        yield _case("large", "GPT-2 xl", 1024, 2, f"fsdp, {checkpointing}", 2 * 16_384)
     yield _case("large", "7B", 4096, 2, "fsdp, full", 16_384)
 
 
 def _context(_: float) -> Iterator[Case]:
-    """One sequence on one GPU, and shared by two."""
+    """One sequence on one GPU, and sharded over two."""
     for context, mask, n_gpus in product((16_384, 65_536), MASKS, (1, 2)):
         yield long_case("context", context, mask, n_gpus, "none")
 
 
 def _long_contexts(card: float) -> Iterator[Case]:
-    """Up to what two GPUs reach; on one, lengths from which the others are foretold."""
+    """Long contexts on two GPUs; on one GPU, the lengths from which others are predicted."""
     for mask, context in product(MASKS, (65_536, 262_144, 1_048_576)):
         alone = long_case("long", context, mask, 1, "selective")
-        # a dense step of a million takes minutes
+        # a dense step on a million tokens takes minutes
         if context < 2**20 or (mask != "dense" and alone.fits(card)):
             yield alone
         yield long_case("long", context, mask, 2, "selective")
 
 
 def _longest(card: float) -> Iterator[Case]:
-    """The longest contexts that fit: of short documents, as their memory is that of one."""
+    """Longest contexts that fit, in short documents: these take the memory of one long one."""
     for n_gpus in (1, 2):
         lengths = (long_case("longest", n, "dense", n_gpus, "full") for n in count(UNIT, UNIT))
         *_, longest = next(lengths), *takewhile(lambda case: case.fits(card), lengths)
@@ -129,20 +129,20 @@ PARTS: dict[str, Callable[[float], Iterator[Case]]] = {
     "long": _long_contexts,
     "longest": _longest,
 }
-LONG = ("context", "long", "longest")  # of one sequence a step
+LONG = ("context", "long", "longest")  # parts with one sequence per step
 
 
 def case_of(row: Mapping[str, Any]) -> Case:
-    """The case that a row of results is of, but for its documents."""
+    """Case of a row of results, without its documents."""
     if row["part"] in LONG:
-        mask, keeps = row["way"].split(", ")
-        return long_case(row["part"], row["context_length"], mask, row["n_gpus"], keeps)
+        mask, checkpointing = row["way"].split(", ")
+        return long_case(row["part"], row["context_length"], mask, row["n_gpus"], checkpointing)
     return next(case for case in PARTS[row["part"]](0) if case.row.items() <= row.items())
 
 
-def long_case(part: str, context: int, mask: str, n_gpus: int, keeps: str) -> Case:
-    """One sequence a step of GPT-2 small with rotary positions, of which no table is learned."""
-    model, way = "GPT-2 small, rotary", f"{mask}, {keeps}"
+def long_case(part: str, context: int, mask: str, n_gpus: int, checkpointing: str) -> Case:
+    """One sequence per step of GPT-2 small with rotary positions, which need no learned table."""
+    model, way = "GPT-2 small, rotary", f"{mask}, {checkpointing}"
     return _case(part, model, context, n_gpus, way, context, MASKS[mask], shared_by=n_gpus)
 
 
@@ -150,18 +150,18 @@ def _case(
     part: str, model: str, context: int, n_gpus: int, way: str, batch_tokens: int,
     mask: MaskConfig = MASKS["dense"], shared_by: int = 1,
 ) -> Case:  # fmt: skip
-    who, _, how = way.partition(", ")
+    parallelism, _, detail = way.partition(", ")
     size = max(1, min(TOKENS, batch_tokens // n_gpus) // context)
-    keeps = how if how in ("selective", "full") else "none"
+    checkpointing = detail if detail in ("selective", "full") else "none"
     config = TrainConfig(
         model=replace(ModelConfig(context_length=context, mask=mask), **SHAPES[model]),
         data=DataConfig(path="unused"),
         optim=OptimConfig(max_steps=1, batch_tokens=batch_tokens, micro_batch_size=size),
-        run=RunConfig(out_dir="unused", activation_checkpointing=keeps),
+        run=RunConfig(out_dir="unused", activation_checkpointing=checkpointing),
         parallel=ParallelConfig(
-            mode="fsdp" if who == "fsdp" else "ddp",
+            mode="fsdp" if parallelism == "fsdp" else "ddp",
             context=shared_by,
-            gather_dtype="float32" if how == "float32" else "auto",
+            gather_dtype="float32" if detail == "float32" else "auto",
         ),
     )
     return Case(part=part, model=model, way=way, n_gpus=n_gpus, config=config)

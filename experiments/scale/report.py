@@ -1,9 +1,10 @@
-"""Tables and pictures of steps on several GPUs."""
+"""Tables and a picture of training steps on several GPUs."""
 
-from itertools import product
+from itertools import product, zip_longest
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from evaluation.results import Row
 from evaluation.style import COLOURS, PLAIN
@@ -14,26 +15,32 @@ from kernels.limits import RING_LEAST_TOKENS
 from model.config import ModelConfig
 
 N_GPUS = (1, 2, 8, 64, 512)
-CARD = 141  # GiB, of an H200
+CARD = 141  # memory of an H200, GiB
 
 # Columns of several tables
 CONTEXT = {"context": "{context_length:,}"}
 ATTENTION = {"attention": "{attention}"}
-STEP = {"a step": "{step_s:.3g} s"}
+STEP = {"step time": "{step_s:.3g} s"}
 SPEED = {"tokens/s": "{tokens_per_s:,.0f}"}
-ONE_AND_TWO = {"one GPU, tokens/s": "{tokens_per_s_base:,.0f}", "two": "{tokens_per_s:,.0f}"}
+ONE_AND_TWO = {
+    "1 GPU, tokens/s": "{tokens_per_s_base:,.0f}",
+    "2 GPUs, tokens/s": "{tokens_per_s:,.0f}",
+}
 MFU = {"MFU, causal / full": "{mfu}"}
-MEMORY = {"peak": "{peak_gib:.1f} GiB", "--dry-run": "{told_gib:.1f} GiB, {told_off:+.0%}"}
+MEMORY = {
+    "peak memory": "{peak_gib:.1f} GiB",
+    "--dry-run estimate": "{estimated_gib:.1f} GiB, {estimate_error:+.0%}",
+}
 
 
 def _steps(result: Row, part: str) -> pd.DataFrame:
-    """The rows of a part, with what its tables derive from them."""
+    """Rows of a part, with the columns that its tables derive from them."""
     rows = [row for row in result["rows"] if row["part"] == part]
     steps = pd.DataFrame(rows)
     steps["attention"] = steps["way"].str.partition(",")[0]
     steps["tokens_per_gpu"] = steps["batch_tokens"] // steps["n_gpus"]
-    steps["told_gib"] = [case_of(row).told_gib for row in rows]
-    steps["told_off"] = steps["told_gib"] / steps["peak_gib"] - 1
+    steps["estimated_gib"] = [case_of(row).estimated_gib for row in rows]
+    steps["estimate_error"] = steps["estimated_gib"] / steps["peak_gib"] - 1
     steps["mfu"] = [
         f"{row['mfu']['causal']:.1%} / {row['mfu']['full']:.1%}" if row["mfu"] else "-"
         for row in rows
@@ -42,13 +49,13 @@ def _steps(result: Row, part: str) -> pd.DataFrame:
 
 
 def _table(steps: pd.DataFrame, columns: dict[str, str]) -> str:
-    """A Markdown table of `columns`, whose cells are templates of `str.format`."""
+    """Markdown table of `columns`, which maps heads to `str.format` templates of cells."""
     rows = steps.to_dict("records")
     return table({head: cell.format_map(row) for head, cell in columns.items()} for row in rows)
 
 
 def _compare(steps: pd.DataFrame, base: pd.DataFrame, *same: str) -> pd.DataFrame:
-    """Steps next to those of `base` with the same values, and how many times as fast they are."""
+    """Join steps with those of `base` that have the same values, and add the speedup `times`."""
     both = steps.merge(base, on=same, suffixes=("", "_base"))
     return both.assign(times=both["tokens_per_s"] / both["tokens_per_s_base"])
 
@@ -58,102 +65,112 @@ def _one_and_two(steps: pd.DataFrame, *same: str) -> pd.DataFrame:
 
 
 def ddp_table(result: Row) -> str:
-    """Tokens a second of one GPU and of two, and what that is of twice as much."""
+    """Tokens/s of one and two GPUs under ddp, and the scaling efficiency."""
     both = _one_and_two(_steps(result, "ddp"), "context_length", "tokens_per_gpu")
     both["share"] = both["times"] / 2
     both["n"] = both["tokens_per_gpu"] // (both["micro_batch_size"] * both["context_length"])
-    columns = {"micro-batches a step": "{n}", **ONE_AND_TWO, "of twice one": "{share:.1%}"}
+    columns = {"micro-batches per step": "{n}", **ONE_AND_TWO, "scaling efficiency": "{share:.1%}"}
     return _table(both, CONTEXT | columns)
 
 
 def fsdp_table(result: Row) -> str:
-    """GPT-2 medium: tokens a second and memory of sharing out, against ddp."""
+    """GPT-2 medium: tokens/s and memory of fsdp compared with ddp."""
     steps = _steps(result, "fsdp")
     both = _compare(steps, steps.query("way == 'ddp'"), "context_length")
-    columns = {**CONTEXT, "weights": "{way}", **SPEED, "of ddp": "{times:.1%}", **MEMORY}
+    columns = {**CONTEXT, "parallelism": "{way}", **SPEED, "x ddp": "{times:.3f}", **MEMORY}
     return _table(both, columns)
 
 
 def large_table(result: Row) -> str:
-    """Models that take two GPUs."""
+    """Models that need two GPUs."""
     steps = _steps(result, "large")
-    steps["keeps"] = steps["way"].str.removeprefix("fsdp, ")
-    columns = {"model": "{model}", **CONTEXT, "keeps": "{keeps}", **SPEED, **MFU, **MEMORY}
+    steps["checkpointing"] = steps["way"].str.removeprefix("fsdp, ")
+    checkpointing = {"activation checkpointing": "{checkpointing}"}
+    columns = {"model": "{model}", **CONTEXT, **checkpointing, **SPEED, **MFU, **MEMORY}
     return _table(steps, columns)
 
 
 def context_table(result: Row) -> str:
-    """One sequence a step on one GPU, and on two that share it."""
+    """One sequence per step, on one GPU and sharded over two."""
     both = _one_and_two(_steps(result, "context"), "context_length", "way", "attention")
-    peaks = {"peak, one / two": "{peak_gib_base:.1f} / {peak_gib:.1f} GiB"}
-    columns = {**CONTEXT, **ATTENTION, **ONE_AND_TWO, "faster": "{times:.2f}", **peaks}
+    peaks = {"peak memory, 1 / 2 GPUs": "{peak_gib_base:.1f} / {peak_gib:.1f} GiB"}
+    columns = {**CONTEXT, **ATTENTION, **ONE_AND_TWO, "speedup": "{times:.2f}x", **peaks}
     return _table(both, columns)
 
 
 def long_table(result: Row) -> str:
-    """How long two GPUs go."""
+    """Long contexts on two GPUs."""
     steps = _steps(result, "long")
     columns = {**CONTEXT, **ATTENTION, **STEP, **SPEED, **MFU, **MEMORY}
     return _table(steps.query("n_gpus == 2"), columns)
 
 
 def longest_table(result: Row) -> str:
-    """The longest contexts that were tried, near all of a GPU's memory."""
-    columns = {"GPUs": "{n_gpus}", **CONTEXT, "a step": "{step_s:.1f} s", **MEMORY}
+    """Longest contexts that were measured, close to the limit of GPU memory."""
+    columns = {"GPUs": "{n_gpus}", **CONTEXT, "step time": "{step_s:.1f} s", **MEMORY}
     return _table(_steps(result, "longest"), columns)
 
 
 def predicted_table(result: Row) -> str:
-    """Step time of two GPUs, measured and as one GPU's times predict it."""
+    """Step time of two GPUs: measured, and predicted from one GPU."""
     steps = _steps(result, "long")
     growths, two = _growths(steps), steps.query("n_gpus == 2")
     lengths = zip(two["attention"], two["context_length"], strict=True)
     two = two.assign(predicted_s=[growths[mask].seconds(length, 2) for mask, length in lengths])
-    two["off"] = two["predicted_s"] / two["step_s"] - 1
-    predicted = {"predicted": "{predicted_s:.3g} s", "off by": "{off:+.1%}"}
+    two["error"] = two["predicted_s"] / two["step_s"] - 1
+    predicted = {"predicted": "{predicted_s:.3g} s", "error": "{error:+.1%}"}
     return _table(two, CONTEXT | ATTENTION | STEP | predicted)
 
 
 def draw(result: Row) -> Figure:
-    """Memory of a GPU and speed by length: measured on one and two, predicted for more."""
+    """Draw memory per GPU and speed over context length: measured on 1 and 2 GPUs, predicted."""
     steps = _steps(result, "long")
     growths = _growths(steps)
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    figure = Figure(figsize=(11, 5), layout="constrained")
     memory, speed = figure.subplots(1, 2)
     lengths = [2**n for n in range(16, 26)]
-    looks = dict(zip(N_GPUS, COLOURS, strict=False))
-    for n_gpus, colour in looks.items():
-        told = {
-            n: long_case("long", n, "dense", n_gpus, "selective").told_gib
+    colours = dict(zip(N_GPUS, COLOURS, strict=False))
+    lines = {"dense": "-", "butterfly": "--"}
+    markers = {"dense": "o", "butterfly": "s"}
+    for n_gpus, colour in colours.items():
+        estimates = {
+            n: long_case("long", n, "dense", n_gpus, "selective").estimated_gib
             for n in lengths
             if n >= RING_LEAST_TOKENS * n_gpus
         }
-        memory.plot([*told], [*told.values()], color=colour, linewidth=1)
-        fits = [n for n, gib in told.items() if gib <= CARD]
+        memory.plot([*estimates], [*estimates.values()], color=colour, linewidth=1)
+        fitting = [n for n, gib in estimates.items() if gib <= CARD]
         for mask, growth in growths.items():
-            speed.plot(
-                fits, [n / growth.seconds(n, n_gpus) for n in fits],
-                color=colour, linewidth=1, linestyle="-" if mask == "dense" else "--",
-                label=f"{n_gpus} GPU{'s' * (n_gpus > 1)}" if mask == "dense" else None,
-            )  # fmt: skip
-    for n_gpus, attention in product(looks, MASKS):
-        some = steps.query("n_gpus == @n_gpus and attention == @attention")
-        dots = {"marker": "o" if attention == "dense" else "s", "color": looks[n_gpus], "ls": ""}
-        memory.plot(some["context_length"], some["peak_gib"], **dots)
-        speed.plot(some["context_length"], some["tokens_per_s"], **dots)
+            speeds = [n / growth.seconds(n, n_gpus) for n in fitting]
+            speed.plot(fitting, speeds, color=colour, linewidth=1, linestyle=lines[mask])
+    for n_gpus, mask in product(colours, MASKS):
+        measured = steps.query("n_gpus == @n_gpus and attention == @mask")
+        dots = {"marker": markers[mask], "color": colours[n_gpus], "ls": ""}
+        memory.plot(measured["context_length"], measured["peak_gib"], **dots)
+        speed.plot(measured["context_length"], measured["tokens_per_s"], **dots)
     memory.axhline(CARD, color=PLAIN, linewidth=0.8)
-    memory.set(ylabel="GiB of a GPU", ylim=(1, 300))
-    speed.set(ylabel="tokens a second, all GPUs")
-    figure.legend(
-        frameon=False, loc="outside upper center", ncols=len(N_GPUS),
-        title="measured: dense round, butterfly square; foretold: dense solid, butterfly dashed",
-    )  # fmt: skip
-    memory.text(lengths[0], 1.1 * CARD, "an H200", color=PLAIN)
+    memory.set(title="line: --dry-run estimate (dense)", ylabel="peak memory per GPU, GiB")
+    memory.set_ylim(1, 300)
+    speed.set(title="line: predicted from 1 GPU", ylabel="tokens/s, all GPUs together")
+    memory.text(lengths[0], 1.1 * CARD, "memory of an H200", color=PLAIN)
     for axes in (memory, speed):
-        axes.set(xscale="log", yscale="log", xlabel="tokens of context")
+        axes.title.set_size(10)
+        axes.set(xscale="log", yscale="log", xlabel="context length, tokens")
         axes.set_xticks(lengths[::2], [_short(n) for n in lengths[::2]])
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)
+    # The first line of the legend has colours, the second markers and line styles. Matplotlib
+    # fills the legend column by column.
+    colour_entries = [
+        Line2D([], [], color=colour, lw=4, label=f"{n_gpus} GPU{'s' * (n_gpus > 1)}")
+        for n_gpus, colour in colours.items()
+    ]
+    shapes = {f"{mask}, measured": {"marker": markers[mask], "ls": ""} for mask in MASKS}
+    shapes |= {f"{mask}, predicted": {"ls": lines[mask], "lw": 1} for mask in MASKS}
+    shape_entries = [Line2D([], [], color="black", label=name, **x) for name, x in shapes.items()]
+    pairs = zip_longest(colour_entries, shape_entries)
+    entries = [entry for pair in pairs for entry in pair if entry is not None]
+    figure.legend(handles=entries, frameon=False, loc="outside upper center", ncols=len(N_GPUS))
     return figure
 
 
@@ -162,7 +179,7 @@ def _short(n_tokens: int) -> str:
 
 
 def _growths(steps: pd.DataFrame) -> dict[str, Growth]:
-    """By mask, from the steps of one GPU."""
+    """Fit a Growth for each mask to the steps of one GPU."""
     models = {mask: ModelConfig(positions="rotary", mask=config) for mask, config in MASKS.items()}
     alone = steps.loc[steps["n_gpus"] == 1, ["attention", "context_length", "step_s"]]
     return fit(models, [*alone.itertuples(index=False, name=None)])

@@ -1,4 +1,4 @@
-"""What a longer context and a butterfly mask are worth: differences and their intervals, drawn."""
+"""Forest plot: effects of a longer context and of a butterfly mask, with 95% intervals."""
 
 from typing import Any
 
@@ -11,51 +11,51 @@ from experiments.style import OUR_SPARSE, OURS
 from experiments.table4.questions import by_pair
 
 LIMIT = 0.17
-"""Nats; what lies further out would press all others together: an arrow points there."""
-COLUMNS = 1.18, 1.37  # of the numbers, to the right of the panel
+"""Half width of the axis, nats. An arrow marks a difference beyond it."""
+COLUMNS = 1.18, 1.37  # x of the two number columns, right of the panel
 
-BUTTERFLY = "A butterfly instead of dense attention"
+BUTTERFLY = "Butterfly mask instead of dense attention"
 ROWS = {
-    "A trained 1K model goes on at 4K instead of 1K": {
+    "1K model continued at 4K instead of 1K": {
         "equal tokens": ("1k_then_4k", "1k_then_1k"),
         "equal time": ("1k_then_4k", "1k_then_1k_same_time"),
     },
-    "It goes on at 16K, equal tokens": {
+    "1K model continued at 16K, equal tokens": {
         "instead of 1K": ("1k_then_16k", "1k_then_1k"),
         "instead of 4K": ("1k_then_16k", "1k_then_4k"),
     },
-    "From scratch, instead of 1K": {
+    "Trained from scratch, instead of at 1K": {
         "2K, equal tokens": ("2k", "1k"),
         "4K, equal tokens": ("4k", "1k"),
         "8K, equal tokens": ("8k", "1k"),
         "16K, equal tokens": ("16k", "1k"),
         "4K, equal time": ("4k", "1k_same_time"),
     },
-    "1K and then 4K, instead of 4K from scratch": {"equal time": ("4k_from_1k", "4k")},
+    "1K, then 4K, instead of 4K from scratch": {"equal time": ("4k_from_1k", "4k")},
     BUTTERFLY: {
         "4K from scratch, equal tokens": ("4k_butterfly", "4k"),
         "4K from scratch, equal time": ("4k_butterfly_same_time", "4k"),
         "16K from scratch, equal tokens": ("16k_butterfly", "16k"),
         "16K from scratch, equal time": ("16k_butterfly_same_time", "16k"),
-        "1K goes on at 16K, equal tokens": ("1k_then_16k_butterfly", "1k_then_16k"),
-        "1K goes on at 16K, equal time": ("1k_then_16k_butterfly_same_time", "1k_then_16k"),
+        "1K continued at 16K, equal tokens": ("1k_then_16k_butterfly", "1k_then_16k"),
+        "1K continued at 16K, equal time": ("1k_then_16k_butterfly_same_time", "1k_then_16k"),
     },
 }
-"""By what is asked, the pairs of models that answer it, the second being what was there before."""
+"""Pairs of models by group title and row label: the model, then its baseline."""
 
 
 def differences(result: Result) -> dict[tuple[str, str], Row]:
-    """By pair of models, their difference on identical tokens, of a result with one corpus."""
+    """Differences on identical tokens by pair of models, from a result with one corpus."""
     return {pair: row["strided"] for pair, row in by_pair(result).items()}
 
 
 def draw(larger: Result, smaller: Result) -> Figure:
-    """A row a comparison, of a result of much training (filled) and of one of less (open)."""
-    found = {_name(result): differences(result) for result in (larger, smaller)}
+    """Draw one row per comparison: the larger budget filled, the smaller one open."""
+    budgets = {_name(result): differences(result) for result in (larger, smaller)}
     groups = {
         title: kept
         for title, rows in ROWS.items()
-        if (kept := {r: p for r, p in rows.items() if any(p in of for of in found.values())})
+        if (kept := {r: p for r, p in rows.items() if any(p in gaps for gaps in budgets.values())})
     }
     n_lines = sum(1 + len(rows) for rows in groups.values())
     height = 1.3 + 0.3 * n_lines
@@ -68,12 +68,12 @@ def draw(larger: Result, smaller: Result) -> Figure:
     axes.spines[["left", "right", "top"]].set_visible(False)
 
     def write(column: float, line: float, text: str, **look: Any) -> None:
-        """Beside the panel, whose width is 1."""
+        """Write text next to the panel; `column` is in units of its width."""
         at = {"transform": axes.get_yaxis_transform(), "va": "center"}
         axes.text(column, line, text, **at, **look)
 
     line = 0
-    for column, name in zip(COLUMNS, found, strict=True):
+    for column, name in zip(COLUMNS, budgets, strict=True):
         write(column, -0.8, name.split()[0], ha="right")
     for title, rows in groups.items():
         write(-1.08, line, title, weight="bold")
@@ -81,28 +81,28 @@ def draw(larger: Result, smaller: Result) -> Figure:
             line += 1
             write(-1.04, line, label)
             colour = OUR_SPARSE if title == BUTTERFLY else OURS
-            for number, of in enumerate(found.values()):
-                if pair in of:
-                    _mark(axes, of[pair], line + 0.3 * number - 0.15, colour, filled=number == 0)
-                    write(COLUMNS[number], line, f"{of[pair]['nats']:+.3f}", ha="right")
+            for number, gaps in enumerate(budgets.values()):
+                if pair in gaps:
+                    _mark(axes, gaps[pair], line + 0.3 * number - 0.15, colour, filled=number == 0)
+                    write(COLUMNS[number], line, f"{gaps[pair]['nats']:+.3f}", ha="right")
         line += 1
     handles = [
         axes.errorbar([], [], fmt="o", mfc=colour, color="black", label=name)
-        for colour, name in zip(("black", "white"), found, strict=True)
+        for colour, name in zip(("black", "white"), budgets, strict=True)
     ]
     figure.legend(handles=handles, loc="upper center", ncols=2, frameon=False)
     return figure
 
 
 def _name(result: Result) -> str:
-    """How much the models were trained from scratch, and how often."""
+    """Legend entry: tokens of training from scratch, and the number of seeds."""
     (models,) = result["rows"].values()
     seeds = models[0]["seeds"]
     return f"{models[0]['tokens'] / 1e6:.0f}M training tokens, {seeds} seed{'s' * (seeds > 1)}"
 
 
 def _mark(axes: Axes, gap: Row, y: float, colour: str, *, filled: bool) -> None:
-    """A mean and its interval, or an arrow towards them."""
+    """Draw a mean with its interval, or an arrow if the mean is off the axis."""
     nats, (low, high) = gap["nats"], gap["interval"]
     if abs(nats) > LIMIT:
         side = LIMIT if nats > 0 else -LIMIT

@@ -1,4 +1,4 @@
-"""The questions of our Table 4, and the pairs of models that answer them."""
+"""Questions of our Table 4, and the pairs of models that answer them."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,13 @@ from experiments.harness import Result
 
 
 class Question(NamedTuple):
-    """What a model tells when it is compared with another."""
+    """One question, answered by comparing pairs of models."""
 
     asks: str
     pairs: tuple[tuple[str, str], ...]
-    """Of a model and what it is compared with."""
+    """Pairs of a model and its baseline."""
     by_position: bool = False
-    """Whether the differences are drawn by position in the document, too."""
+    """Also draw the differences by position in the document."""
 
 
 QUESTIONS = (
@@ -27,12 +27,12 @@ QUESTIONS = (
         by_position=True,
     ),
     Question(
-        "the batches of the longer context, 1K attention",
+        "batches of the longer context, 1K attention",
         (("1k_of_4k", "1k"), ("1k_then_1k_of_4k", "1k_then_1k")),
         by_position=True,
     ),
     Question(
-        "the longer attention, same batches",
+        "longer attention, same batches",
         (("4k", "1k_of_4k"), ("1k_then_4k", "1k_then_1k_of_4k")),
         by_position=True,
     ),
@@ -54,21 +54,21 @@ QUESTIONS = (
         by_position=True,
     ),
     Question(
-        "a trained 1K model instead of from scratch, equal time",
+        "start from a trained 1K model instead of from scratch, equal time",
         (("4k_from_1k", "4k"), ("4k_learned_from_1k", "4k_learned")),
     ),
     Question(
-        "butterfly instead of dense, equal tokens",
+        "butterfly mask instead of dense, equal tokens",
         tuple((f"{name}_butterfly", name) for name in ("4k", "16k", "1k_then_4k", "1k_then_16k")),
         by_position=True,
     ),
     Question(
-        "butterfly instead of dense, equal time",
+        "butterfly mask instead of dense, equal time",
         tuple((f"{name}_butterfly_same_time", name) for name in ("4k", "16k", "1k_then_16k")),
         by_position=True,
     ),
     Question(
-        "documents masked instead of packed, equal tokens",
+        "document mask instead of plain packing, equal tokens",
         tuple((f"{name}_documents", name) for name in ("1k", "4k", "1k_then_4k")),
     ),
     Question(
@@ -87,6 +87,6 @@ PAIRS = tuple(pair for question in QUESTIONS for pair in question.pairs)
 
 
 def by_pair(result: Result) -> dict[tuple[str, str], Row]:
-    """The comparisons of a result with a single corpus, by the pair of models."""
+    """Comparisons by pair of models, from a result with a single corpus."""
     (rows,) = result["comparisons"].values()
     return {(row["label"], row["to_label"]): row for row in rows}

@@ -1,11 +1,11 @@
-"""The paper's Table 4 beside ours, and what training took, in JSON, Markdown and a picture.
+"""Table 4 of the paper and ours, with the cost of training, as JSON, Markdown and a picture.
 
-python -m experiments.table4.report out/table4_minutes/table4.json    # Markdown and picture anew
+python -m experiments.table4.report out/table4_minutes/table4.json    # rewrite Markdown and picture
 """
 
 from experiments.reports import report_command
 
-command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
+command = report_command(__name__)  # before PyTorch is imported, which takes seconds
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -32,11 +32,10 @@ PAPER = [
     {"model": "FlashAttention, 2K", "perplexity": 17.6, "days_on_8_a100": 3.0},
     {"model": "FlashAttention, 4K", "perplexity": 17.5, "days_on_8_a100": 3.6},
 ]
-"""arXiv 2205.14135, Table 4: GPT-2 small on OpenWebText, perplexity, days on 8 A100."""
+"""arXiv 2205.14135, Table 4: perplexity of GPT-2 small on OpenWebText, and days on 8 A100."""
 
 DIFFERENCES = ("paper_difference", "difference")
-"""Entries of a row: how a model differs from the first, as the paper evaluates and on identical
-tokens."""
+"""Keys of a row: difference from the first model, as the paper evaluates and on equal tokens."""
 
 
 def write_table4(
@@ -44,7 +43,11 @@ def write_table4(
 ) -> None:
     """Write table4.json, table4.md and the pictures into `out`, and print the tables.
 
-    By corpus, `evaluations` are of `evaluation.tables.tabulate`, `comparisons` of its `compare`.
+    Args:
+        evaluations: by corpus, results of `evaluation.tables.tabulate`.
+        comparisons: by corpus, results of `evaluation.tables.compare`.
+        budget: key of BUDGETS.
+        out: folder.
     """
     runs = next(iter(evaluations.values()))["runs"]
     result = {
@@ -60,18 +63,18 @@ def write_table4(
 
 
 def redraw(path: Path) -> None:
-    """Write the Markdown and the pictures anew beside the JSON, and print the tables."""
+    """Rewrite the Markdown and the pictures next to the JSON, and print the tables."""
     result = read_result(path, "budget", "comparisons", "curves")
     for corpus, comparisons in result["comparisons"].items():
         draw_positions(comparisons, path.with_name(f"{path.stem}_positions_{corpus}.png"))
-    going_on = {run["label"] for run in result["runs"] if run["before"]}
-    publish(path, markdown(result), draw(result["curves"], going_on))
+    continued = {run["label"] for run in result["runs"] if run["before"]}
+    publish(path, markdown(result), draw(result["curves"], continued))
 
 
 def rows(tables: Result) -> list[Row]:
-    """For each model its cost, its perplexity as the paper evaluates, and on identical tokens.
+    """Cost and perplexity of each model, as the paper evaluates and on identical tokens.
 
-    What another model's weights took counts for those that start with them.
+    A model that starts from another one's weights also counts the cost of those weights.
     """
     chunks, strided = (
         {row["label"]: row for row in tables[name]} for name in ("as_trained_chunk", "as_trained")
@@ -86,7 +89,7 @@ def rows(tables: Result) -> list[Row]:
                 "seeds": len(runs),
                 "tokens": runs[0]["tokens"] + cost_before(runs[0])["tokens"],
                 "gpu_hours": mean(run["gpu_hours"] + cost_before(run)["gpu_hours"] for run in runs),
-                # a run of few steps has none, as the first ones are not timed
+                # a short run has no speed, because the first steps are not timed
                 "tokens_per_s": mean(speeds) if is_known(*speeds) else None,
                 **{f"paper_{name}": chunks[label][name] for name in scores},
                 **{name: strided[label][name] for name in scores},
@@ -98,9 +101,9 @@ def rows(tables: Result) -> list[Row]:
 
 
 def curves(runs: Sequence[Row]) -> dict[str, list[Row]]:
-    """For each model the validation loss over tokens and GPU-hours, the mean over its seeds.
+    """Validation loss of each model over tokens and GPU-hours, averaged over its seeds.
 
-    The curve of a model that starts with another's weights begins where that one's ends.
+    The curve of a model that starts from another one's weights begins where that curve ends.
     """
 
     def points(run: dict[str, Any]) -> list[Row]:
@@ -123,7 +126,7 @@ def _by_label(runs: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def markdown(result: Result) -> str:
-    """The tables of all corpora, the paper's rows first."""
+    """Tables of all corpora, after the paper's rows."""
     parts = [
         f"# Table 4 of the FlashAttention paper, budget {result['budget']!r}\n",
         "The paper: GPT-2 small on OpenWebText, 400,000 steps of 524,288 tokens.\n",
@@ -133,23 +136,23 @@ def markdown(result: Result) -> str:
         ),
     ]
     for corpus, models in result["rows"].items():
-        cells, minus = _model_cells(models), f"minus {models[0]['label']}, nats"
+        cells, minus = _model_cells(models), f"difference from {models[0]['label']}, nats"
         header = [minus if name in DIFFERENCES else name for name in cells[0]]
         parts += [
-            f"Ours, scored on {corpus}. Time is relative to {models[0]['label']}'s; differences "
+            f"Papilio, scored on {corpus}. Time is relative to {models[0]['label']}; differences "
             f"have 95% intervals {_interval_kind(models)}.\n",
             markdown_table(header, [list(row.values()) for row in cells]),
         ]
         if result["comparisons"][corpus]:
             parts += [
-                "One model minus the other, nats a token:\n",
+                "Model minus baseline, nats per token:\n",
                 comparisons_table(result["comparisons"][corpus]),
             ]
     return "\n".join([*parts, trained_on(result["runs"]) + "\n"])
 
 
 def models_table(result: Result) -> str:
-    """Cost and perplexity of each model, of a result with a single corpus."""
+    """Cost and perplexity of each model, from a result with a single corpus."""
     (models,) = result["rows"].values()
     return table(
         {
@@ -162,14 +165,14 @@ def models_table(result: Result) -> str:
 
 
 def differences_table(result: Result) -> str:
-    """The questions that a result with a single corpus answers, and the differences."""
+    """Questions and the differences that answer them, from a result with a single corpus."""
     (comparisons,) = result["comparisons"].values()
     return comparisons_table(comparisons)
 
 
 def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
-    """Cost and scores of each model; differences by name of their row's entry."""
-    hours = models[0]["gpu_hours"] or math.nan  # a single step is not timed
+    """Table cells with the cost and scores of each model; differences keep their keys."""
+    hours = models[0]["gpu_hours"] or math.nan  # 0 if no step was timed
     return [
         {
             "model": row["label"],
@@ -177,10 +180,10 @@ def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
             "training tokens": f"{row['tokens'] / 1e6:,.0f}M",
             "tokens/s": digits(row["tokens_per_s"], ",.0f"),
             "GPU-hours": f"{row['gpu_hours']:.3f}",
-            "time": digits(row["gpu_hours"] / hours, ".2f"),
-            "perplexity, as the paper evaluates": f"{row['paper_perplexity']:.2f}",
+            "relative time": digits(row["gpu_hours"] / hours, ".2f"),
+            "perplexity as the paper evaluates": f"{row['paper_perplexity']:.2f}",
             "paper_difference": nats(row["paper_difference"]),
-            "perplexity, on identical tokens": f"{row['perplexity']:.2f}",
+            "perplexity on identical tokens": f"{row['perplexity']:.2f}",
             "difference": nats(row["difference"]),
         }
         for row in models
@@ -188,38 +191,38 @@ def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
 
 
 def _interval_kind(models: Sequence[Row]) -> str:
-    """Whether the intervals of the differences count seeds: where both models share several."""
+    """Describe the source of the intervals: seeds count where both models share several."""
     seeds = {row["label"]: {row[d]["seeds"] for d in DIFFERENCES if row[d]} for row in models}
     compared = [label for label, shared in seeds.items() if shared]
     single = [label for label in compared if 1 in seeds[label]]
     if not single:
         return "over documents and seeds"
     if single == compared:
-        return "over documents alone, as all are compared over one seed"
+        return "over documents only, because each comparison has one seed"
     return (
-        "over documents and seeds, but over documents alone where one seed is compared: "
+        "over documents and seeds, or over documents only where one seed is compared: "
         f"{', '.join(single)}"
     )
 
 
 def comparisons_table(comparisons: Sequence[Row]) -> str:
-    """Every question with the differences, of `evaluation.tables.compare`, that answer it."""
+    """Each question with the differences that answer it, from `evaluation.tables.compare`."""
     return table(
         {
             "question": QUESTION_OF[row["label"], row["to_label"]].asks,
             "model": row["label"],
-            "minus": row["to_label"],
+            "baseline": row["to_label"],
             "seeds": str(row["strided"]["seeds"]),
-            "as the paper evaluates, nats": nats(row["chunk"]),
-            "on identical tokens, nats": nats(row["strided"]),
-            **{f"of these {p['range']} tokens into a document": nats(p) for p in row["parts"]},
+            "nats, as the paper evaluates": nats(row["chunk"]),
+            "nats, on identical tokens": nats(row["strided"]),
+            **{f"nats, {p['range']} tokens into a document": nats(p) for p in row["parts"]},
         }
         for row in comparisons
     )
 
 
 def answers_table(larger: Result, smaller: Result) -> str:
-    """Differences between models, in a result of much training and one of less, a corpus each."""
+    """Differences between models at a larger and a smaller budget, from one corpus each."""
 
     more, less = by_pair(larger), by_pair(smaller)
     none = {"chunk": None, "strided": None}
@@ -227,11 +230,13 @@ def answers_table(larger: Result, smaller: Result) -> str:
         {
             "question": QUESTION_OF[pair].asks,
             "model": pair[0],
-            "minus": pair[1],
+            "baseline": pair[1],
             "larger budget, as the paper evaluates": nats(more.get(pair, none)["chunk"]),
             "larger budget, on identical tokens": nats(more.get(pair, none)["strided"]),
             "smaller budget, on identical tokens": nats(less.get(pair, none)["strided"]),
-            "seeds of these": str(less[pair]["strided"]["seeds"]) if pair in less else "",
+            "seeds of the smaller budget": str(less[pair]["strided"]["seeds"])
+            if pair in less
+            else "",
         }
         for pair in PAIRS
         if pair in more or pair in less
@@ -239,22 +244,22 @@ def answers_table(larger: Result, smaller: Result) -> str:
 
 
 def nats(difference: Row | None) -> str:
-    """A difference with its interval; nothing for none."""
+    """Format a difference with its interval; None becomes an empty cell."""
     return "" if difference is None else with_interval(difference["nats"], difference["interval"])
 
 
-def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> Figure:
-    """Validation perplexity over tokens and over GPU-hours, one line a model, few models a row.
+def draw(curves: dict[str, list[Row]], continued: Collection[str]) -> Figure:
+    """Draw validation perplexity over tokens and GPU-hours: one line per model, a few per panel.
 
-    Models that started with the weights of another have rows of their own: their curves would
-    lie on the ends of the others'.
+    Models `continued` from another one's weights have their own panels, because their curves would
+    overlap the ends of the others.
     """
     groups = []
-    for kind in (False, True):
-        models = [model for model in curves if (model in going_on) == kind]
+    for is_continued in (False, True):
+        models = [model for model in curves if (model in continued) == is_continued]
         n_rows = max(1, math.ceil(len(models) / len(COLOURS)))
-        most = math.ceil(len(models) / n_rows)
-        groups += [models[n : n + most] for n in range(0, len(models), most or 1)]
+        size = math.ceil(len(models) / n_rows)
+        groups += [models[n : n + size] for n in range(0, len(models), size or 1)]
     figure = Figure(figsize=(8.5, 0.6 + 2.6 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), 2, sharey="row", squeeze=False)
     for models, (left, right) in zip(groups, panels, strict=True):
@@ -268,12 +273,13 @@ def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> Figure:
         ends = {model: values[-1] for model, values in perplexity.items()}
         highest = max(values.max() for values in perplexity.values())
         left.set_yscale("log")
-        # a little above the ends: the steep start would leave no room to tell them apart
+        # cut off the steep start, which would leave no room to distinguish the ends
         left.set_ylim(0.97 * min(ends.values()), 1.03 * min(highest, 1.6 * max(ends.values())))
         for set_formatter in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
             set_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
         name_ends(right, {m: (ends[m], looks[m]["color"]) for m in models}, gap=0.09)
-        left.set_title("going on" if models[0] in going_on else "from scratch", loc="left", size=10)
+        title = "continued" if models[0] in continued else "from scratch"
+        left.set_title(title, loc="left", size=10)
     panels[-1, 0].set_xlabel("training tokens, millions")
     panels[-1, 1].set_xlabel("GPU-hours of training")
     figure.supylabel("validation perplexity", size=10)
@@ -281,7 +287,7 @@ def draw(curves: dict[str, list[Row]], going_on: Collection[str]) -> Figure:
 
 
 def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
-    """Draw the differences by position in the document; a picture of others must not stay."""
+    """Draw the differences by position in the document; delete an outdated picture."""
     panels: dict[str, dict[str, list[Row]]] = {}
     for row in comparisons:
         label, other = row["label"], row["to_label"]
@@ -290,7 +296,7 @@ def draw_positions(comparisons: Sequence[Row], out: Path) -> None:
             line = f"{label}\nminus {other}"
             panels.setdefault(question.asks, {})[line] = row["document_position"]
     if panels:
-        save(differences_by_bin(panels, "tokens before the scored one in its document"), out)
+        save(differences_by_bin(panels, "position in the document, tokens"), out)
     else:
         out.unlink(missing_ok=True)
 

@@ -1,10 +1,10 @@
-"""Time from a command to the end of its first training step: GPT-2 small, cold and warm caches.
+"""Time from a command to the end of its first training step, with cold and warm caches.
 
 python -m experiments.train_steps.first_step out/data/mine --nanogpt FOLDER
 
-Each contender is started as its user starts it, on 32,768 tokens a step at a context of 1,024, and
-stopped after the first step. With cold caches, the folders of TorchInductor and Triton are new.
-karpathy/nanoGPT evaluates before its first step: that time is measured, and not counted.
+Each contender trains GPT-2 small by its usual command, on 32,768 tokens per step at a context of
+1,024, and is stopped after the first step. With cold caches, the folders of TorchInductor and
+Triton are empty. karpathy/nanoGPT evaluates before its first step: that time is not counted.
 """
 
 from pathlib import Path
@@ -13,8 +13,13 @@ from experiments.harness import Command, measure_rows
 
 command = Command(__name__, on_gpu=True)
 command.add("data", type=Path, metavar="FOLDER", help="text prepared with GPT-2's tokenizer")
-command.add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
-command.add("--rounds", type=int, default=2, help="of one start with cold caches and two with warm")
+command.add("--nanogpt", type=Path, help="folder of a nanoGPT checkout to compare with")
+command.add(
+    "--rounds",
+    type=int,
+    default=2,
+    help="rounds of one start with cold caches and two with warm ones",
+)
 command.read(out="docs/results/first_step.json")
 
 import os
@@ -42,11 +47,11 @@ NANOGPT = (
     "model.bias=false", "model.dropout=0", "model.attention_dropout=0",
     "model.scale_attn_by_inverse_layer_idx=false",
 )  # fmt: skip
-"""What makes the model of the shipped configuration that of nanoGPT's defaults."""
+"""Overrides that turn the shipped configuration into the default model of nanoGPT."""
 
 
 class Contender(NamedTuple):
-    """A command, and how the lines begin with which its phases end: start, (evaluation,) step."""
+    """A command, and the prefixes of the lines that end its phases: start, (evaluation,) step."""
 
     name: str
     argv: Sequence[str]
@@ -55,17 +60,17 @@ class Contender(NamedTuple):
 
 
 def papilio(data: Path, scratch: Path, name: str, *settings: str) -> Contender:
-    """`train.py` on the shipped configuration of GPT-2 small, with these settings changed."""
-    changed = [
+    """Papilio: `train.py` on the shipped configuration of GPT-2 small, with some overrides."""
+    overrides = [
         f"data.path={data.resolve()}", f"run.out_dir={scratch / name}", "run.log_every=1",
         f"optim.batch_tokens={BATCH * CONTEXT}", f"optim.micro_batch_size={BATCH}", *settings,
     ]  # fmt: skip
-    argv = ["train.py", "configs/gpt2_small_1k.yaml", *changed]
+    argv = ["train.py", "configs/gpt2_small_1k.yaml", *overrides]
     return Contender(name, argv, Path.cwd(), ["output directory: ", "step 1/"])
 
 
 def nanogpt(data: Path, scratch: Path, checkout: Path) -> Contender:
-    """nanoGPT's train.py in a copy of its checkout, on the same tokens."""
+    """nanoGPT: its train.py in a copy of the checkout, on the same tokens."""
     folder = scratch / "nanogpt"
     shutil.copytree(checkout, folder, ignore=shutil.ignore_patterns(".git"))
     (folder / "data" / "text").mkdir(parents=True)
@@ -80,15 +85,14 @@ def nanogpt(data: Path, scratch: Path, checkout: Path) -> Contender:
 
 
 def start(contender: Contender, caches: Path) -> dict[str, float]:
-    """Seconds of each phase of one start.
+    """Start a contender once and return the seconds of each phase.
 
     Raises:
-        RuntimeError: the command ended before its first step; the error has its last lines.
+        RuntimeError: the command ended before its first step. The message has its last lines.
     """
     folders = {name: str(caches / name) for name in CACHES}
     env = {**os.environ, **folders, "PYTHONUNBUFFERED": "1"}
-    begun = time.perf_counter()
-    times, lines = [begun], []
+    times, lines = [time.perf_counter()], []
     with subprocess.Popen(
         [sys.executable, *contender.argv], cwd=contender.folder, env=env, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -102,38 +106,38 @@ def start(contender: Contender, caches: Path) -> dict[str, float]:
                     break
         process.kill()
     if len(times) <= len(contender.ends):
-        raise RuntimeError(f"{contender.name} took no step:\n{''.join(lines[-20:])}")
+        raise RuntimeError(f"{contender.name} ended before its first step:\n{''.join(lines[-20:])}")
     seconds = [after - before for before, after in pairwise(times)]
     return {"start_s": seconds[0], "step_s": seconds[-1]}
 
 
 def measure(contender: Contender, rounds: int) -> Iterator[list[Row]]:
-    """A row for each state of the caches; in a round caches are new once, then there twice."""
-    found: dict[str, list[dict[str, float]]] = {}
+    """Yield a row per state of the caches. Each round starts once cold, then twice warm."""
+    starts: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             for state in ("cold", "warm", "warm"):
-                found.setdefault(state, []).append(start(contender, Path(folder) / str(number)))
-                print(contender.name, state, found[state][-1], flush=True)
-    for state, rows in found.items():
+                starts.setdefault(state, []).append(start(contender, Path(folder) / str(number)))
+                print(contender.name, state, starts[state][-1], flush=True)
+    for state, rows in starts.items():
         yield [{"name": contender.name, "caches": state, "starts": rows, **medians(rows)}]
 
 
 def medians(starts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Medians of the phases and of their sum."""
+    """Median of each phase, and of their sum."""
     sums = {"total_s": median(sum(row.values()) for row in starts)}
     return {name: median(row[name] for row in starts) for name in starts[0]} | sums
 
 
 def first_step_table(result: Row) -> str:
-    """Seconds to the end of the first step, in Markdown."""
+    """Markdown table of seconds to the end of the first step."""
     return table(
         {
             "trainer": row["name"],
             "caches": row["caches"],
-            "start-up": f"{row['start_s']:.1f} s",
+            "startup": f"{row['start_s']:.1f} s",
             "first step": f"{row['step_s']:.1f} s",
-            "together": f"{row['total_s']:.1f} s",
+            "total": f"{row['total_s']:.1f} s",
         }
         for row in result["rows"]
     )
@@ -150,6 +154,6 @@ def main(args: Namespace) -> None:
         ]
         if args.nanogpt is not None:
             contenders.insert(0, nanogpt(args.data, scratch, args.nanogpt))
-        start(contenders[0], scratch / "caches")  # reads PyTorch's files from the disk
+        start(contenders[0], scratch / "caches")  # loads PyTorch's files into the page cache
         stages = [partial(measure, contender, args.rounds) for contender in contenders]
         measure_rows(args, stages, first_step_table)

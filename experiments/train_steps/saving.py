@@ -1,9 +1,9 @@
-"""How long a training step waits for a checkpoint of GPT-2 small, and what saving slows down.
+"""Time that training waits for a checkpoint of GPT-2 small, and the cost of saving meanwhile.
 
 python -m experiments.train_steps.saving [--folder FOLDER]
 
-A run of steps of 32,768 tokens, compiled, saves several times into --folder. `DCP` is what
-torch.distributed.checkpoint takes for the same tensors while training waits.
+A compiled training step of 32,768 tokens runs while checkpoints are saved into --folder. `DCP` is
+the time that torch.distributed.checkpoint takes for the same tensors while training waits.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments.harness import Command, measure_rows
 
 command = Command(__name__, on_gpu=True)
-command.add("--folder", type=Path, default=Path("out/saving"), help="on the disk to be measured")
+command.add("--folder", type=Path, default=Path("out/saving"), help="folder on the disk to measure")
 command.add("--saves", type=int, default=5)
 command.read(out="docs/results/saving.json")
 
@@ -42,7 +42,7 @@ CONTEXT = 1024
 
 
 def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
-    """A row for each thing that takes time."""
+    """Yield a row for each operation."""
     device = torch.device("cuda")
     config = ModelConfig(context_length=CONTEXT, **GPT2_SIZES["small"])
     model = GPT(config).to(device)
@@ -56,13 +56,12 @@ def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
         partial(deterministic_algorithms, True),
     )
 
-    def row(name: str, found: list[float]) -> list[Row]:
-        return [{"name": name, "seconds": median(found), "all": found}]
+    def row(name: str, seconds: list[float]) -> list[Row]:
+        return [{"name": name, "seconds": median(seconds), "all": seconds}]
 
     for _ in range(5):
         step()
-    alone = [wall_seconds(step) for _ in range(30)]
-    yield row("a step", alone)
+    yield row("a step", [wall_seconds(step) for _ in range(30)])
 
     def save_by_dcp() -> None:
         tensors = {"model": model.state_dict(), "optim": optimizer_tensors(model, optimizer)}
@@ -79,7 +78,7 @@ def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
             save = partial(saver.save, Progress(step=number), model, optimizer)
             start = time.perf_counter()
             waits.append(wall_seconds(save))
-            saver.confirm(number)  # so that the disk holds two of them
+            saver.confirm(number)  # two checkpoints stay on disk
             while not saver.is_idle():
                 meanwhile.append(wall_seconds(step))
             written.append(time.perf_counter() - start)
@@ -90,14 +89,26 @@ def measure(folder: Path, saves: int) -> Iterator[list[Row]]:
     shutil.rmtree(folder)
 
 
+DISPLAYED = {
+    "a step": "training step",
+    "DCP, training waits": "torch.distributed.checkpoint, training waits",
+    "ours, the first time": "Papilio, training waits, first save",
+    "ours, a step waits": "Papilio, training waits",
+    "ours, until it is on disk": "Papilio, until the checkpoint is on disk",
+    "a step meanwhile": "training step during a save",
+}
+"""Names of operations in the table, by their names in results."""
+
+
 def saving_table(result: Row) -> str:
-    """Milliseconds by name, in Markdown."""
+    """Markdown table of milliseconds by operation."""
     return table(
-        {"what": row["name"], "ms": f"{1000 * row['seconds']:.0f}"} for row in result["rows"]
+        {"operation": DISPLAYED[row["name"]], "ms": f"{1000 * row['seconds']:.0f}"}
+        for row in result["rows"]
     )
 
 
 @command.main
 def main(args: Namespace) -> None:
-    """Measure one run."""
+    """Run the measurement."""
     measure_rows(args, [partial(measure, args.folder, args.saves)], saving_table)

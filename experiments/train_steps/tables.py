@@ -1,18 +1,24 @@
-"""The tables and pictures of training steps in README.md and docs."""
+"""Tables and pictures of training steps in README.md and docs."""
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from evaluation.results import Row
-from experiments.reports import table
+from experiments.reports import display_name, table
 from experiments.style import OURS, PEERS
 
+PARTS = {
+    "matrix products": "matmuls",
+    "nothing running": "GPU idle",
+    "casts, bias gradients, embedding and the rest": "casts, bias gradients, embedding, other",
+}
+"""Names of parts in the table, by their names in results."""
 BASES = ("nanoGPT, flash", "nanoGPT, cuDNN", "Hugging Face, eager")
 
 
 def speed_table(result: Row) -> str:
-    """Speed and memory of a training step, of `experiments.train_steps.speed`."""
+    """Speed and memory of a training step, from `experiments.train_steps.speed`."""
     rows = result["rows"]
     speeds = {(_shape(row), row["name"]): row["tokens_per_s"] for row in rows}
 
@@ -27,36 +33,39 @@ def speed_table(result: Row) -> str:
         return {
             "model": row["size"],
             "context": f"{row['context_length']:,}",
-            "step": row["name"],
+            "implementation": display_name(row["name"]),
             "tokens/s": f"{row['tokens_per_s']:,.0f}",
             **{f"x {name}": times(name) for name in BASES},
             "MFU, causal / full": shares,
-            "peak": f"{row['peak_gib']:.1f} GiB",
+            "peak memory": f"{row['peak_gib']:.1f} GiB",
         }
 
     return table(map(line, rows))
 
 
 def parts_table(result: Row) -> str:
-    """Where the time of our steps and of nanoGPT's goes, of the first model: ms, and launches.
+    """Time and kernel launches by part of a step, for Papilio and nanoGPT on the first model.
 
-    Ours without biases, as nanoGPT's, where they were measured.
+    Papilio without biases if measured, because nanoGPT has none.
     """
     measured = {row["name"] for row in result["rows"]}
     ours = "ours, no biases" if "ours, no biases" in measured else "ours"
     names = (ours, "nanoGPT, cuDNN")
     columns = {
-        f"{row['name']}, {row['context_length']:,}": row
+        f"{display_name(row['name'])}, {row['context_length']:,}": row
         for row in result["rows"]
         if row["name"] in names and row["size"] == result["rows"][0]["size"]
     }
     lines: dict[str, dict[str, str]] = {"whole step": {}}
     for name, row in columns.items():
         lines["whole step"][name] = f"{1000 * row['step_s']:.1f}"
-        for part, found in row["parts"].items():
-            launches = f", {found['launches']:.0f}" if found["launches"] else ""
-            lines.setdefault(part, {})[name] = f"{found['ms']:.1f}{launches}"
-    return table(({"ms, launches": part} | line for part, line in lines.items()), missing="-")
+        for part, cost in row["parts"].items():
+            launches = f", {cost['launches']:.0f}" if cost["launches"] else ""
+            line = lines.setdefault(PARTS.get(part, part), {})
+            line[name] = f"{cost['ms']:.1f}{launches}"
+    return table(
+        ({"part (ms, kernel launches)": part} | line for part, line in lines.items()), missing="-"
+    )
 
 
 def _shape(row: Row) -> tuple[str, int]:
@@ -64,65 +73,71 @@ def _shape(row: Row) -> tuple[str, int]:
 
 
 def butterfly_table(result: Row) -> str:
-    """Dense attention and a butterfly, of `experiments.train_steps.speed --butterfly`."""
+    """Dense attention and a butterfly, from `experiments.train_steps.speed --butterfly`."""
     rows = result["rows"]
     dense = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "ours"}
     shortest = dense[min(dense)]
     return table(
         {
             "context": f"{row['context_length']:,}",
-            "attention": row["name"],
+            "attention": {"ours": "dense"}.get(row["name"], "butterfly"),
             "tokens/s": f"{row['tokens_per_s']:,.0f}",
             "x dense": f"{row['tokens_per_s'] / dense[row['context_length']]:.2f}",
             f"x dense at {min(dense):,}": f"{row['tokens_per_s'] / shortest:.2f}",
-            "peak": f"{row['peak_gib']:.1f} GiB",
+            "peak memory": f"{row['peak_gib']:.1f} GiB",
         }
         for row in rows
     )
 
 
 def losses_table(**results: Row) -> str:
-    """Runs on our attention and PyTorch's, of `experiments.same_losses`, by context."""
+    """Runs on Papilio's attention and on PyTorch's, from `experiments.same_losses`, by context."""
     return table(
         {
             "context": context,
-            "run": run.replace("triton", "ours, triton").replace("sdpa", "PyTorch, SDPA"),
+            "attention, run": _display_run(run),
             "validation loss": f"{values['validation_loss']:.4f}",
             "tokens/s": f"{values['tokens_per_s']:,.0f}",
             "MFU, causal / full": f"{values['mfu_causal']:.1%} / {values['mfu_full']:.1%}",
-            "peak": f"{values['memory_gib']:.1f} GiB",
+            "peak memory": f"{values['memory_gib']:.1f} GiB",
         }
         for context, result in results.items()
         for run, values in result["runs"].items()
     )
 
 
-def gaps_table(**results: Row) -> str:
-    """Distances between runs that share an attention, and between runs that do not."""
+def _display_run(run: str) -> str:
+    """Name of a run in the table; older results call the portable kernels "triton"."""
+    run = run.replace("triton", "ours, portable").replace("sdpa", "PyTorch SDPA")
+    return display_name(run)
 
-    def gap(result: Row, kind: str, what: str) -> str:
-        found = result["distances"][kind]
-        return f"{found[what]:.4f} ({found['pairs']} pair{'s' * (found['pairs'] != 1)})"
+
+def gaps_table(**results: Row) -> str:
+    """Distances between runs on the same attention, and between runs on different ones."""
+
+    def gap(result: Row, kind: str, name: str) -> str:
+        means = result["distances"][kind]
+        return f"{means[name]:.4f} ({means['pairs']} pair{'s' * (means['pairs'] != 1)})"
 
     return table(
         {
             "context": context,
             "gap, nats": title,
-            "on the same attention": gap(result, "same", what),
-            "on ours and PyTorch's": gap(result, "different", what),
+            "both runs on the same attention": gap(result, "same", name),
+            "one on Papilio's, one on PyTorch's": gap(result, "different", name),
         }
         for context, result in results.items()
-        for what, title in (("curve", "training curve, mean"), ("validation", "validation, final"))
+        for name, title in (("curve", "training, mean"), ("validation", "validation, final"))
     )
 
 
 def losses(run: Row) -> np.ndarray:
-    """The training losses of a run, of `experiments.same_losses`."""
+    """Training losses of a run, from `experiments.same_losses`."""
     return np.array(run["curve"])[:, 1]
 
 
 def draw_speed(result: Row) -> Figure:
-    """Thousand tokens/s, a panel a model and context, and how many times those of nanoGPT."""
+    """Draw tokens/s and the speedup over nanoGPT, a panel per model and context."""
     rows = result["rows"]
     shapes = list(dict.fromkeys(map(_shape, rows)))
     names = list(dict.fromkeys(row["name"] for row in rows))
@@ -140,23 +155,21 @@ def draw_speed(result: Row) -> Figure:
         axes.margins(x=0.5)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.spines[["right", "top"]].set_visible(False)
-    panels[0].set_yticks(range(len(names)), names)
+    panels[0].set_yticks(range(len(names)), map(display_name, names))
     panels[0].invert_yaxis()
-    figure.supxlabel(
-        "thousand tokens/s, and how many times those of nanoGPT on cuDNN's attention", size=10
-    )
+    figure.supxlabel("thousand tokens/s, and speedup over nanoGPT on cuDNN attention", size=10)
     return figure
 
 
 def draw_losses(result: Row, name: str) -> Figure:
-    """The curves of all runs, and below them their distance from the mean of those on SDPA."""
+    """Draw the loss curves of all runs, and below them the distance from the mean SDPA curve."""
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2])
-    ours = {"color": OURS, "lw": 2.5, "label": "ours"}
+    ours = {"color": OURS, "lw": 2.5, "label": "Papilio"}
     looks = {
         "ours": ours,
-        "triton": ours,  # the portable kernels, of which older results are
-        "sdpa": {"color": PEERS["SDPA flash"], "lw": 1.5, "label": "PyTorch's (SDPA)"},
+        "triton": ours,  # portable kernels, in older results
+        "sdpa": {"color": PEERS["SDPA flash"], "lw": 1.5, "label": "PyTorch SDPA"},
     }
     runs = result["runs"]
     base = np.mean([losses(run) for n, run in runs.items() if n.startswith("sdpa")], axis=0)
@@ -166,8 +179,8 @@ def draw_losses(result: Row, name: str) -> Figure:
         tokens = np.array(values["curve"])[:, 0] / 1e6
         top.plot(tokens, losses(values), **look)
         bottom.plot(tokens, losses(values) - base, **look)
-    top.set(title=f"{name}, all from one seed", ylabel="loss, nats")
-    bottom.set(xlabel="tokens seen, millions", ylabel="minus the mean on SDPA, nats")
+    top.set(title=f"{name}, all runs from one seed", ylabel="loss, nats")
+    bottom.set(xlabel="training tokens, millions", ylabel="loss minus mean SDPA loss, nats")
     bottom.axhline(0, color="black", lw=0.8, zorder=1)
     for axes in (top, bottom):
         axes.grid(alpha=0.3)

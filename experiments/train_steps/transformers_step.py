@@ -1,11 +1,11 @@
-"""Speed and memory of a training step of transformers' models, by attention.
+"""Speed and memory of a training step of transformers models, by attention.
 
 python -m experiments.train_steps.transformers_step
 
 A model in the shape of TinyLlama (1.1B, grouped heads) in bfloat16 takes steps of 16,384 random
-tokens: forward, backward and fused AdamW. One model in one process is given each attention in turn:
-ours, PyTorch's (sdpa), and those flash-attentions that transformers finds installed. Nothing is
-printed for an attention whose first loss or gradient differs from sdpa's.
+tokens: forward, backward and fused AdamW. One model in one process runs with each attention in
+turn: PyTorch's (sdpa), Papilio's, and each flash-attention version that transformers finds
+installed. The command fails if a first loss or gradient differs from that of sdpa.
 """
 
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from experiments.harness import Command, measure_rows
 
 
 class Case(NamedTuple):
-    """What a step attends to."""
+    """Context, mask and documents of a step."""
 
     title: str
     context_length: int
-    window: int | None = None  # Mistral's, in tokens
+    window: int | None = None  # tokens, as in Mistral
     n_documents: int = 1  # packed into each row, of random lengths
 
 
@@ -32,8 +32,10 @@ CASES = {
 
 command = Command(__name__, on_gpu=True)
 command.add("--cases", nargs="+", choices=[*CASES], default=[*CASES])
-command.add("--layers", type=int, default=22, help="TinyLlama's")
-command.add("--steps", type=int, default=5, help="of one of five timings")
+command.add(
+    "--layers", type=int, default=22, help="layers of the model (default: 22, as TinyLlama)"
+)
+command.add("--steps", type=int, default=5, help="steps per timing, of five")
 command.read(out="docs/results/transformers_step.json")
 
 import gc
@@ -61,12 +63,12 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": TOKENS_A_STEP,
 }
 LOSS_TOLERANCE = 2e-3  # nats
-# |x - y| / |y|, where each rounds to bfloat16 in 22 layers, before and after attention
+# |x - y| / |y|; both round to bfloat16 before and after attention in all layers
 GRADIENT_TOLERANCE = 0.1
 
 
 def attentions() -> list[str]:
-    """Those that are installed; sdpa first, as the others are checked against it."""
+    """Installed attentions; sdpa is first, because the others are checked against it."""
     from transformers import utils
 
     return ["sdpa", "papilio"] + [
@@ -77,7 +79,7 @@ def attentions() -> list[str]:
 
 
 def make_model(case: Case, n_layer: int, shape: dict[str, Any]) -> Any:
-    """Llama, or Mistral where there is a window, on the GPU."""
+    """Llama, or Mistral if the case has a window, on the GPU if there is one."""
     from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
@@ -91,7 +93,7 @@ def make_model(case: Case, n_layer: int, shape: dict[str, Any]) -> Any:
 
 
 def inputs_of(case: Case, vocab: int) -> dict[str, Tensor]:
-    """Random tokens and the targets of a step, with positions where documents are packed."""
+    """Random tokens and targets of a step, with positions if documents are packed."""
     generator = torch.Generator().manual_seed(0)
     shape = TOKENS_A_STEP // case.context_length, case.context_length
     tokens = torch.randint(vocab, shape, generator=generator)
@@ -110,7 +112,7 @@ def _device() -> str:
 
 
 def first_results(model: Any, inputs: dict[str, Tensor]) -> tuple[float, Tensor]:
-    """The loss in nats, and the gradient of the first layer's projection of queries."""
+    """Loss in nats, and gradient of the first layer's query projection."""
     weight = model.model.layers[0].self_attn.q_proj.weight
     loss = model(**inputs, use_cache=False).loss
     (gradient,) = torch.autograd.grad(loss, [weight])
@@ -118,26 +120,26 @@ def first_results(model: Any, inputs: dict[str, Tensor]) -> tuple[float, Tensor]
 
 
 def differences(
-    found: tuple[float, Tensor], expected: tuple[float, Tensor], name: str
+    results: tuple[float, Tensor], expected: tuple[float, Tensor], name: str
 ) -> dict[str, float]:
-    """How far loss and gradient are from sdpa's.
+    """Differences of the loss and of the gradient from those of sdpa.
 
     Raises:
-        SystemExit: too far.
+        SystemExit: a difference exceeds its tolerance.
     """
-    loss = abs(found[0] - expected[0])
-    gradient = ((found[1] - expected[1]).norm() / expected[1].norm()).item()
+    loss = abs(results[0] - expected[0])
+    gradient = ((results[1] - expected[1]).norm() / expected[1].norm()).item()
     if not (loss <= LOSS_TOLERANCE and gradient <= GRADIENT_TOLERANCE):  # also where it is NaN
         raise SystemExit(
-            f"{name}: the first loss is {loss:.2g} nats from sdpa's (at most {LOSS_TOLERANCE}), "
-            f"a gradient {gradient:.2g} of its length (at most {GRADIENT_TOLERANCE}): no speed is "
-            "reported"
+            f"{name}: the first loss differs from sdpa's by {loss:.2g} nats (at most "
+            f"{LOSS_TOLERANCE}), and a gradient by {gradient:.2g} of its norm (at most "
+            f"{GRADIENT_TOLERANCE}): no speed is reported"
         )
     return {"loss": loss, "gradient": gradient}
 
 
 def measure(step: Callable[[], None], n_steps: int) -> dict[str, float]:
-    """Seconds of a step, the median of five timings and their ends, and peak memory in GiB."""
+    """Seconds per step (median and range of five timings), and peak memory in GiB."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -147,7 +149,7 @@ def measure(step: Callable[[], None], n_steps: int) -> dict[str, float]:
 
 
 def benchmark(name: str, n_layer: int, n_steps: int) -> Iterator[list[Row]]:
-    """A row for each attention."""
+    """Yield a row for each attention."""
     case = CASES[name]
     model, inputs = make_model(case, n_layer, SHAPE), inputs_of(case, VOCAB)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
@@ -163,24 +165,24 @@ def benchmark(name: str, n_layer: int, n_steps: int) -> Iterator[list[Row]]:
         model.set_attn_implementation(attention)
         model.load_state_dict(start)
         try:
-            found = first_results(model, inputs)
+            results = first_results(model, inputs)
         except (TypeError, ValueError) as error:
             if attention in ("sdpa", "papilio"):
                 raise
-            # a peer that transformers calls in a way that it does not take
+            # this version of the peer rejects the call that transformers makes
             reason = " ".join(str(error).split()) or type(error).__name__
             yield [{"case": case.title, "attention": attention, "refused": reason}]
             continue
-        expected = expected or found
-        far = differences(found, expected, f"{case.title}, {attention}")
+        expected = expected or results
+        gaps = differences(results, expected, f"{case.title}, {attention}")
         gc.collect()
         torch.cuda.empty_cache()
         times = measure(step, n_steps)
-        yield [{"case": case.title, "attention": attention, "differences": far, **times}]
+        yield [{"case": case.title, "attention": attention, "differences": gaps, **times}]
 
 
 def step_table(result: Row) -> str:
-    """Speed and memory by attention, in Markdown."""
+    """Markdown table of speed and memory by attention."""
     rows = result["rows"]
     timed = [row for row in rows if "step_s" in row]
     sdpa = {row["case"]: row["step_s"] for row in timed if row["attention"] == "sdpa"}
@@ -190,22 +192,22 @@ def step_table(result: Row) -> str:
             "attention": row["attention"],
             "tokens/s": f"{TOKENS_A_STEP / row['step_s']:,.0f}",
             "x sdpa": f"{sdpa[row['case']] / row['step_s']:.2f}",
-            "peak": f"{row['peak_gib']:.1f} GiB",
+            "peak memory": f"{row['peak_gib']:.1f} GiB",
         }
         for row in timed
     )
 
 
 def print_last(rows: list[Row]) -> None:
-    """The speed of the last row."""
+    """Print the speed of the last row."""
     row = rows[-1]
-    told = row.get("refused") or f"{1000 * row['step_s']:8.1f} ms"
-    print(f"{row['case']:30} {row['attention']:20} {told}", flush=True)
+    result = row.get("refused") or f"{1000 * row['step_s']:8.1f} ms"
+    print(f"{row['case']:30} {row['attention']:20} {result}", flush=True)
 
 
 @command.main
 def main(args: Namespace) -> None:
-    """Measure each case in a stage of its own."""
+    """Measure each case in its own stage."""
     import transformers
 
     register_with_transformers()

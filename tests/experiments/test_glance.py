@@ -10,9 +10,9 @@ from experiments.pages import RESULTS
 @pytest.mark.parametrize(
     ("nats", "interval", "said"),
     [
-        (-0.0242, [-0.0292, -0.0189], "better by 0.024 (0.019 to 0.029)"),
-        (0.02, [0.01, 0.03], "worse by 0.020 (0.010 to 0.030)"),
-        (-0.01, [-0.03, 0.01], "no difference shown (-0.030 to 0.010)"),
+        (-0.0242, [-0.0292, -0.0189], "better by 0.024 nats (0.019 to 0.029)"),
+        (0.02, [0.01, 0.03], "worse by 0.020 nats (0.010 to 0.030)"),
+        (-0.01, [-0.03, 0.01], "no significant difference (-0.030 to 0.010)"),
     ],
 )
 def test_a_difference_is_called_what_its_interval_shows(nats, interval, said):
@@ -27,7 +27,7 @@ def test_accuracies_stand_beside_what_the_ends_alone_give():
         "pathfinder_yardsticks": {"accuracies": accuracies},
     }
     said = glance._accuracies(results, "pathx_dense", 128)
-    assert said == "90.2% and 87.0%, 2 seeds; the ends alone give 87.5%"
+    assert said == "90.2% and 87.0% (2 seeds); a guess from endpoints alone: 87.5%"
 
 
 def test_the_best_peer_is_the_fastest_that_ran():

@@ -62,7 +62,7 @@ def test_a_run_goes_on_after_its_finished_stages(stopped):
 
 
 def test_there_must_be_a_run_to_go_on_from(tmp_path):
-    with pytest.raises(FileNotFoundError, match="--resume: there is no .*speed.unfinished.json"):
+    with pytest.raises(FileNotFoundError, match="--resume: .*speed.unfinished.json does not exist"):
         collect_rows(tmp_path / "speed.json", STAGES, resume=True)
 
 
@@ -72,7 +72,7 @@ def test_only_the_same_run_goes_on(key, stopped, monkeypatch):
     monkeypatch.setattr(
         "experiments.results.environment", lambda: {**here, key: "another", "date": "1999"}
     )
-    with pytest.raises(ValueError, match=f"measured with {key} .*, and this run has another"):
+    with pytest.raises(ValueError, match=f"measured with {key} .*, but this run has another"):
         collect_rows(stopped, STAGES, resume=True)
     assert stopped.with_suffix(".unfinished.json").exists()
 

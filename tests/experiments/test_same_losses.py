@@ -69,7 +69,7 @@ def test_trains_all_and_writes_the_result(run, tmp_path, monkeypatch):
 def test_noise_needs_two_equal_runs(capsys):
     with pytest.raises(SystemExit):
         same_losses.main(["attention", "configs/quickstart.yaml", "--name", "x", "--sdpa", "1"])
-    assert "without two equal runs the noise is unknown" in capsys.readouterr().err
+    assert "the noise is the distance of two equal runs" in capsys.readouterr().err
 
 
 def test_a_comparison_of_attention_has_a_name(capsys):
@@ -96,7 +96,7 @@ def test_each_way_of_sharing_is_trained(tmp_path, monkeypatch, capsys):
     assert [command[3] for command in commands] == ["--nproc_per_node=1", "--nproc_per_node=2"]
     assert all(command[4] == "train.py" and "data.path=unused" in command for command in commands)
     assert "parallel.context=2" in commands[1] and "parallel.context=2" not in commands[0]
-    assert "| context | 0.20 | 10.00 |" in capsys.readouterr().out
+    assert "| context parallel | 0.20 | 10.00 |" in capsys.readouterr().out
     result = json.loads((tmp_path / "scale_losses.json").read_text())
     assert result["steps"] == 50 and len(result["losses"]["context"]) == 50
 

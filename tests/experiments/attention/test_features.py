@@ -50,7 +50,7 @@ def test_options_change_the_result(kernels):
 @pytest.mark.parametrize("error", [0.1, float("nan")])
 def test_kernels_that_differ_get_no_speed(error, kernels):
     kernels[None] = error
-    with pytest.raises(SystemExit, match=r"head_dim 64, plain: our kernels differ by .*no speed"):
+    with pytest.raises(SystemExit, match=r"head_dim 64, plain: the kernels differ by .*no speed"):
         next(features.measure(64, "cpu"))
 
 
@@ -68,6 +68,6 @@ def test_times_are_told_beside_plain_attention_and_the_portable_kernels():
     ]
     printed = features.features_table({"rows": rows}).splitlines()[2:]
     assert [[x.strip() for x in line.split("|")[1:-1]] for line in printed] == [
-        ["64", "nothing else", "2.000", "1.00", "1.50", "4.000", "1.00", "1.25"],
+        ["64", "none", "2.000", "1.00", "1.50", "4.000", "1.00", "1.25"],
         ["64", "dropout", "2.500", "1.25", "1.20", "5.000", "1.25", "1.00"],
     ]

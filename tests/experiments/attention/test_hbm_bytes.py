@@ -61,7 +61,7 @@ def test_ncu_output_is_summed_over_kernels():
     for text, message in (
         (NCU_CSV.replace('"128"', '"n/a"'), "'n/a' 'byte'"),
         (NCU_CSV.replace("Gbyte", "furlong"), "'2' 'furlong'"),
-        (half, "not all of"),
+        (half, "must be all of"),
     ):
         with pytest.raises(ValueError, match=message):
             hbm_bytes.parse_ncu(text)

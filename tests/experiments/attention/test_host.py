@@ -31,8 +31,8 @@ def test_a_line_for_each_call():
     ]
     printed = host.host_table({"rows": rows}).splitlines()[2:]
     assert [[x.strip() for x in line.split("|")[1:-1]] for line in printed] == [
-        ["causal", "ours, launch", "9", "", ""],
-        ["dropout", "ours", "44", "100", "7"],
+        ["causal", "Papilio, launch", "9", "", ""],
+        ["dropout", "Papilio", "44", "100", "7"],
     ]
 
 

@@ -80,7 +80,9 @@ def test_blocks_preset(made_up, tmp_path, capsys):
     assert "backward_portable_over_ours" not in portable
     table = report.blocks_table({"rows": rows}).splitlines()
     assert (
-        len(table) == 2 + 16 and "| blocks of |" in table[0] and "| portable / ours |" in table[0]
+        len(table) == 2 + 16
+        and "| block size |" in table[0]
+        and "| portable / Papilio |" in table[0]
     )
 
 

@@ -44,4 +44,7 @@ def test_the_line_of_what_ran_out_of_memory_says_so():
         for row in made_up_rows(Case(1, n, 2, 64), ["standard", "ours"])
     ]
     for axes in draw_paper(rows).axes:
-        assert {text.get_text() for text in axes.texts} == {"ours", "standard,\nthen OOM"}
+        assert {text.get_text() for text in axes.texts} == {
+            "Papilio",
+            "standard attention,\nthen OOM",
+        }

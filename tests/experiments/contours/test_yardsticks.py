@@ -102,11 +102,11 @@ def test_measures_and_keeps_predictions(data: Path, tmp_path: Path, capsys):
 
 
 def test_predictions_of_other_images_are_refused(data: Path, tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=r"make it with .*contours.yardsticks"):
+    with pytest.raises(FileNotFoundError, match=r"Create it with .*contours.yardsticks"):
         read_predictions(tmp_path, data / "pathfinder32")
     path = write_predictions(tmp_path, data / "pathfinder256", trees=np.zeros(600))
     path.rename(tmp_path / "pathfinder32.npz")
-    with pytest.raises(ValueError, match=r"is of other test images"):
+    with pytest.raises(ValueError, match=r"has predictions for other test images"):
         read_predictions(tmp_path, data / "pathfinder32")
 
 
@@ -114,7 +114,7 @@ def test_tasks_are_looked_for_in_order(tmp_path: Path):
     one, two = tmp_path / "one", tmp_path / "two"
     (two / "pathx").mkdir(parents=True)
     assert find_task([one, two], "pathx") == two / "pathx"
-    with pytest.raises(FileNotFoundError, match=r"hold no pathfinder64: prepare it with"):
+    with pytest.raises(FileNotFoundError, match=r"has no folder pathfinder64. Prepare it with"):
         find_task([one, two], "pathfinder64")
 
 

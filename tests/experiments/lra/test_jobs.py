@@ -60,7 +60,7 @@ def test_only_retrieval_may_be_missing(tmp_path, capsys):
     make_tasks(tmp_path, "image", "pairs")
     assert trainable_tasks(["image", "retrieval", "pairs"], tmp_path) == ["image", "pairs"]
     (said,) = capsys.readouterr().out.splitlines()
-    assert "retrieval is left out" in said and "--source" in said
+    assert "skipping retrieval" in said and "--source" in said
     with pytest.raises(FileNotFoundError, match=r"prepare_lra pathfinder32 --out"):
         trainable_tasks(["pathfinder"], tmp_path)
 

@@ -126,10 +126,10 @@ def test_report(tmp_path, capsys):
 
     lines = accuracy_table(result).splitlines()
     assert lines[3] == (
-        "| FlashAttention (the paper's) | 37.6 | 63.9 | 81.4 | 43.5 | 72.7 | - | 40.5 | 2.4x |"
+        "| FlashAttention (paper) | 37.6 | 63.9 | 81.4 | 43.5 | 72.7 | - | 40.5 | 2.4x |"
     )
     cells = [cell.strip() for cell in lines[6].split("|")[1:-1]]
-    assert cells[0] == "ours, dense" and cells[1].startswith("38.0 (35.9 to 40.1")
+    assert cells[0] == "Papilio, dense" and cells[1].startswith("38.0 (35.9 to 40.1")
     assert cells[2:4] == ["-", "-"] and cells[4].startswith("43.5 (") and cells[5] == "-"
     assert cells[6].startswith("90.0 (") and cells[7:] == ["40.8", "3.0x"]
     assert "| Pathfinder | marker positions | 67.0 |" in text

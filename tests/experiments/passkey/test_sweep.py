@@ -42,7 +42,10 @@ def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, 
         assert len(run["starts"]) == 1
     assert len({run["evaluations"][-1]["val_loss"] for run in result["runs"]}) == 2  # two models
     text = (results / "passkey.md").read_text()
-    assert "| 512 | butterfly | 1 |" in text and "| 1/2 of it | whole context |" in text
+    assert (
+        "| 512 | butterfly | 1 |" in text
+        and "| found at 1/2 context, % | found at full context, % |" in text
+    )
     assert (results / "passkey.png").stat().st_size > 10_000
 
     capsys.readouterr()
@@ -93,5 +96,5 @@ def test_refusals(tmp_path, corpus):
         sweep.main(["--data", str(corpus), "--set", "data.mix=[]"])
     with pytest.raises(ValueError, match=r"window_size for each run, take --attentions"):
         sweep.main(["--data", str(corpus), "--set", "model.window_size=64"])
-    with pytest.raises(ValueError, match="holds no run that was asked"):
+    with pytest.raises(ValueError, match="has no run that scripts.passkey evaluated"):
         report.write_report(tmp_path, tmp_path)

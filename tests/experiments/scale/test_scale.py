@@ -1,4 +1,4 @@
-"""Steps on several GPUs: which are measured, what they are compared with, what they foretell."""
+"""Steps on several GPUs: the cases, their comparisons, and predictions from one GPU."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def row_of(case: Case, step_s: float) -> dict:
         "step_s": step_s,
         "tokens_per_s": case.config.optim.batch_tokens / step_s,
         "mfu": {"causal": 0.4, "full": 0.5},
-        "peak_gib": case.told_gib / 1.1,
+        "peak_gib": case.estimated_gib / 1.1,
     }
 
 
@@ -62,9 +62,9 @@ def test_tables_compare_what_belongs_together():
     rows = {"rows": [row_of(c, 1.0 + 0.1 * c.n_gpus) for c in cases(tuple(PARTS), CARD)]}
     assert "| 1,024 | 1 | 29,789 | 54,613 | 91.7% |" in ddp_table(rows)
     assert "| 4,096 | 8 |" in ddp_table(rows) and "| 16,384 | 8 |" in ddp_table(rows)
-    assert "| fsdp, float32 | 54,613 | 100.0% | 20.9 GiB | 23.0 GiB, +10% |" in fsdp_table(rows)
+    assert "| fsdp, float32 | 54,613 | 1.000 | 20.9 GiB | 23.0 GiB, +10% |" in fsdp_table(rows)
     assert "| 7B | 4,096 | full | 13,653 | 40.0% / 50.0% |" in large_table(rows)
-    assert "| 65,536 | butterfly | 59,578 | 54,613 | 0.92 |" in context_table(rows)
+    assert "| 65,536 | butterfly | 59,578 | 54,613 | 0.92x |" in context_table(rows)
     assert long_table(rows).count("| 1,048,576 |") == 2
     assert longest_table(rows).count("GiB, +10%") == 2
 
@@ -75,7 +75,7 @@ def growing(case: Case) -> float:
     return (1.6e-6 * length + 2e-10 * pairs(model, length)) / case.n_gpus
 
 
-def test_the_model_of_one_gpu_foretells_two():
+def test_the_model_of_one_gpu_predicts_two():
     rows = [row_of(case, growing(case)) for case in cases(["long"], CARD)]
     lines = predicted_table({"rows": rows}).splitlines()[2:]
     gaps = [float(line.split("|")[-2].strip().rstrip("%")) for line in lines]

@@ -59,5 +59,5 @@ def test_what_was_not_trained_has_no_row(results):
     rows = [r for r in larger["comparisons"][corpus] if r["label"] == "1k_then_4k"]
     few = {**larger, "comparisons": {corpus: rows}}
     written = texts(forest.draw(few, {**smaller, "comparisons": {corpus: rows[:1]}}))
-    assert "A trained 1K model goes on at 4K instead of 1K" in written
+    assert "1K model continued at 4K instead of 1K" in written
     assert forest.BUTTERFLY not in written

@@ -32,7 +32,9 @@ def test_start_up_and_step_without_the_evaluation_between_them(tmp_path):
 
 def test_a_command_that_fails_is_shown(tmp_path):
     failing = contender(tmp_path, PROGRAM.replace('print("evaluated")', 'raise SystemExit("full")'))
-    with pytest.raises(RuntimeError, match=r"one took no step:\nloading\nready: all of it\nfull"):
+    with pytest.raises(
+        RuntimeError, match=r"one ended before its first step:\nloading\nready: all of it\nfull"
+    ):
         start(failing, tmp_path / "caches")
 
 

@@ -57,7 +57,7 @@ def test_rows_table_and_picture(losses, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("300,000 tokens/s") == printed.count("40.0%") == 2
     assert "2.00" in printed and "unknown GPU" in printed
-    assert "| matrix products | 40.0, 183 |" in printed
+    assert "| matmuls | 40.0, 183 |" in printed
 
 
 def test_medium_ends_where_its_memory_does(losses, tmp_path, monkeypatch):

@@ -29,9 +29,9 @@ def test_parts_are_of_the_model_that_nanogpt_has_where_it_was_measured():
     names = ["ours", "ours, no biases", "nanoGPT, flash", "nanoGPT, cuDNN"]
     parts = {"attention": {"ms": 7.0, "launches": 36}}
     rows = [made_up_row(1024, name, 1) | {"step_s": 0.1, "parts": parts} for name in names]
-    for left, ours in ((rows, "ours, no biases"), ([rows[0], rows[3]], "ours")):
+    for left, ours in ((rows, "Papilio, no biases"), ([rows[0], rows[3]], "Papilio")):
         header, *_ = parts_table({"rows": left}).splitlines()
-        assert header == f"| ms, launches | {ours}, 1,024 | nanoGPT, cuDNN, 1,024 |"
+        assert header == f"| part (ms, kernel launches) | {ours}, 1,024 | nanoGPT, cuDNN, 1,024 |"
 
 
 def test_distances_are_from_the_mean_of_pytorchs_runs():
@@ -43,6 +43,6 @@ def test_distances_are_from_the_mean_of_pytorchs_runs():
     assert drawn[:3] == [(OURS, [0, 1]), (flash, [-1, 0]), (flash, [1, 0])]
     legend = distances.get_legend()
     assert legend and [text.get_text() for text in legend.get_texts()] == [
-        "ours",
-        "PyTorch's (SDPA)",
+        "Papilio",
+        "PyTorch SDPA",
     ]
