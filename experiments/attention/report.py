@@ -258,7 +258,7 @@ def _over_length(rows: list[Row], quantity: str, unit: str) -> Figure:
     grid[0, 0].set_ylim(bottom=0)
     figure.supxlabel("tokens", size=10)
     for part, axes in zip(PASSES, grid[:, 0], strict=True):
-        axes.set_ylabel(f"{part}, {unit}")
+        axes.set_ylabel(f"{part}\n{unit}")
     figure.legend(lines.values(), lines, loc="outside upper center", ncols=4, frameon=False)
     return figure
 
