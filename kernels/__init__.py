@@ -49,7 +49,7 @@ join_loaded_copy(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """Load PyTorch when a name is asked for: a configuration reads nothing but limits."""
+    """Import a public name on first use, so that `kernels.limits` can be read without PyTorch."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name], __name__), name)

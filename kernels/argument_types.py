@@ -1,6 +1,6 @@
-"""Checks of the types of arguments. Each error names the argument, what it was and must be.
+"""Type checks of arguments. Each error names the argument, its value and what it must be.
 
-NumPy's bool and float32 are not Python's, and are refused: PyTorch takes neither everywhere.
+NumPy's bool and float32 are refused, because some functions of PyTorch do not accept them.
 """
 
 import reprlib
@@ -14,7 +14,7 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
 
 
 def check_bool(name: str, value: Any) -> None:
-    """Refuse what is not a bool; a SymBool, which torch.compile makes of sizes, is one."""
+    """Refuse a value that is neither a bool nor a SymBool, which torch.compile makes of sizes."""
     if not isinstance(value, (bool, torch.SymBool)):
         raise ValueError(f"{name} must be True or False, got {_described(value)}")
 
@@ -27,7 +27,7 @@ def _is_one_of(types: tuple[type, ...], value: Any) -> bool:
 
 
 def check_number(name: str, value: Any, *, or_none: bool = False) -> None:
-    """Refuse what is neither an int nor a float, and a bool."""
+    """Refuse a value that is not an int or a float; a bool is neither."""
     if not _is_one_of(_NUMBERS, value) and not (or_none and value is None):
         raise _error(name, "a number", value, or_none, ": convert it with float()")
 
@@ -38,28 +38,28 @@ def is_whole_number(value: Any) -> bool:
 
 
 def check_whole_number(name: str, value: Any, *, or_none: bool = False) -> None:
-    """Refuse what is not an int of 64 bits, and a bool."""
+    """Refuse a value that is not an int of 64 bits; a bool is not one."""
     if not is_whole_number(value) and not (or_none and value is None):
         raise _error(name, "a whole number of 64 bits", value, or_none)
 
 
 def check_tensor(name: str, value: Any, *, or_none: bool = False) -> None:
-    """Refuse what is not a tensor."""
+    """Refuse a value that is not a tensor."""
     if not isinstance(value, Tensor) and not (or_none and value is None):
         raise _error(name, "a torch.Tensor", value, or_none, ": convert it with torch.as_tensor()")
 
 
 def check_tensors(**tensors: Any) -> None:
-    """Refuse what is not a tensor, by the names of the keywords."""
+    """Apply `check_tensor` to each keyword argument, under its name."""
     for name, value in tensors.items():
         check_tensor(name, value)
 
 
 def plain_bool(value: bool) -> bool:
-    """`value` as a bool that PyTorch's functions take, also under torch.compile.
+    """Convert to a bool that PyTorch's functions accept, also under torch.compile.
 
-    With dynamic shapes a comparison of sizes is a SymBool there, which they refuse. A branch makes
-    it a constant, with a guard; bool() does not.
+    There, with dynamic shapes, a comparison of sizes is a SymBool, which they refuse. A branch
+    makes it a constant with a guard; bool() does not.
     """
     return True if value else False  # noqa: SIM210
 

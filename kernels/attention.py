@@ -25,7 +25,7 @@ from .transforms import is_plain_call
 
 _Reason = Callable[[Tensor, Tensor, Tensor, AttentionOptions], str | None]
 
-# For each implementation, the fastest first: the reason why it cannot serve a call, or None.
+# Why each implementation cannot serve a call, or None if it can; the fastest comes first.
 UNSUPPORTED_REASONS: dict[str, _Reason] = {
     "hopper": hopper.unsupported_reason,
     "triton": triton.unsupported_reason,
@@ -87,8 +87,8 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
     Under autocast q, k and v are cast to its dtype, as in PyTorch's scaled_dot_product_attention;
     their dtypes may differ before that.
 
-    Hidden keys and values must be finite, for example 0: they have weight 0, and 0 * NaN is NaN.
-    Which of them an implementation multiplies is not specified.
+    Hidden keys and values must also be finite (0, for example): an implementation may multiply any
+    of them by their weight of 0, and 0 * NaN is NaN.
 
     Args:
         q: (B, T_q, H, D), fp16, bf16 or fp32, D up to 256. The last dimension must be contiguous;
@@ -104,11 +104,11 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
             earlier keys are hidden (packed documents).
         kv_lengths: (B,) int32 or int64, the number of keys that are not padding. Later keys are
             hidden; query positions still depend on T_k.
-        sinks: (H,), any floating dtype, below +inf: for each head a score that takes part in the
-            softmax and has no value (arXiv 2309.17453; learnable as in gpt-oss). lse includes it.
+        sinks: (H,), any floating dtype, below +inf: for each head, an extra score in the softmax
+            that has no value (arXiv 2309.17453; learnable as in gpt-oss). lse includes it.
         softcap: c > 0 replaces a score s by c * tanh(s / c) (Gemma 2, arXiv 2408.00118).
-        dropout_p: probability, in [0, 1), with which an attention weight is set to zero; the
-            others are divided by 1 - dropout_p.
+        dropout_p: probability, in [0, 1), of setting an attention weight to zero; the others are
+            divided by 1 - dropout_p.
         dropout_seed: int64 tensor with one element on the device of q, or an int; in [0, 2^63).
             Whether a weight is dropped is a pure function of (seed, batch, head, query, key), the
             same in every implementation except "sdpa" and "unfused", which take no seed. With None,
@@ -116,14 +116,13 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
         return_lse: also return the log-sum-exp of each row of scores, which is differentiable.
         deterministic: require that a repeated call gives the same bits, gradients included. All
             implementations except "sdpa" and "unfused" always do; dropout needs the same seed, or
-            the same state of the generator. This holds for calls of the same shape: in a batch of
-            another size, out of a sequence has the same bits, and its gradients may differ by
-            rounding (impl="hopper", causal, without a mask).
+            the same state of the generator. This holds for calls of the same shape. If the batch
+            size changes, out of a sequence keeps its bits, but its gradients may differ by rounding
+            (impl="hopper", causal, without a mask).
         impl: "hopper" (kernels for H100 and H200), "triton" (portable kernels), "sdpa" (PyTorch's
             scaled_dot_product_attention), "reference" (standard attention, exact, quadratic
             memory) or "unfused" (standard attention in the dtype of q, as a baseline). None picks
-            the fastest one that serves the call. A named one that cannot serve the call raises
-            ValueError.
+            the fastest one that can serve the call; a named one that cannot raises ValueError.
 
     Returns:
         out (B, T_q, H, D) in the dtype of q, or that of autocast; with return_lse also lse
@@ -195,19 +194,21 @@ def flash_attention_packed(
     return out, lse
 
 
-# ---- the way from the arguments to a kernel
+# ---- dispatch: from the arguments to an implementation
 
 
 class _Decision(NamedTuple):
-    """How to serve all calls that differ only in the contents of their tensors."""
+    """Cached dispatch result, for all calls that differ only in the contents of their tensors."""
 
     impl: str
     options: AttentionOptions  # without the tensors of a call
-    needs_tensors: bool  # or a seed
+    needs_tensors: bool  # whether a call adds tensors or a seed to the options
 
 
-_DECISIONS: dict[tuple, _Decision] = {}  # of calls without a mask; a mask holds its own
-_MOST_DECISIONS = 256  # then all are dropped: a program whose shapes never repeat must not leak
+# Decisions for calls without a mask; each mask holds its own.
+_DECISIONS: dict[tuple, _Decision] = {}
+# All are dropped at this number, because a program whose shapes never repeat must not leak memory.
+_MAX_DECISIONS = 256
 _HASHABLE = frozenset({bool, int, float, str, type(None)})
 
 
@@ -218,11 +219,11 @@ def _attend(
     mask: BlockSparseMask | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """out and lse, or None where it is not returned; `inputs` are q, k and v, or qkv.
+    """Check and dispatch a call: out, and lse or None if it is not returned.
 
-    The checks and the choice of an implementation take the CPU longer than a short kernel runs.
-    They depend on shapes, strides, dtypes, devices and options only, so plain tensors repeat
-    neither.
+    `inputs` are q, k and v, or qkv. The checks and the choice of an implementation take more CPU
+    time than a short kernel runs. They depend only on shapes, strides, dtypes, devices and options,
+    so for plain tensors the result is cached.
     """
     inputs = in_autocast_dtypes(*inputs)
     tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
@@ -231,7 +232,7 @@ def _attend(
         decisions = _DECISIONS
     else:
         decisions = mask.decisions if isinstance(mask, BlockSparseMask) else {}
-    key = _key_of(inputs, impl, arguments) if is_plain else None
+    key = _decision_key(inputs, impl, arguments) if is_plain else None
     decision = None if key is None else decisions.get(key)
     if decision is not None:
         chosen, options, needs_tensors = decision
@@ -243,21 +244,24 @@ def _attend(
         chosen = pick(impl, q, k, v, options)
         if chosen in IMPLEMENTATIONS:
             options = options.for_kernels(q, k, chosen)
-        if key is not None and options.mask is None:  # which would keep itself alive
+        # Options that hold a mask are not cached: the cache is an attribute of that mask, which
+        # would then keep itself alive.
+        if key is not None and options.mask is None:
             options = options._replace(launches={})
-            if len(decisions) >= _MOST_DECISIONS:
+            if len(decisions) >= _MAX_DECISIONS:
                 decisions.clear()
             needs_tensors = options.has_tensors or options.dropout_p > 0
             decisions[key] = _Decision(chosen, options.without_tensors(), needs_tensors)
     return compute(inputs, chosen, options, is_plain=is_plain)
 
 
-def _key_of(
+def _decision_key(
     inputs: tuple[Tensor, ...], impl: str | None, arguments: dict[str, Any]
 ) -> tuple | None:
-    """Everything but the mask that a decision depends on; None if an argument is malformed."""
+    """Cache key: all that a decision depends on, except the mask; None for malformed arguments."""
     values: tuple[Any, ...] = (impl, *arguments.values())
-    kinds = tuple(map(type, values))  # 1 equals True, but is not a bool
+    # Types are part of the key: 1 and 1.0 equal True, but only True is a valid bool.
+    kinds = tuple(map(type, values))
     if not _HASHABLE.issuperset(kinds) or type(arguments.get("dropout_seed")) is int:
         values = (impl, *[_layout(name, value) for name, value in arguments.items()])
         if any(value is _MALFORMED for value in values) or type(impl) not in _HASHABLE:
@@ -270,25 +274,26 @@ _MALFORMED = object()
 
 
 def _layout(name: str, value: Any) -> Any:
-    """The part of an argument that a decision depends on."""
+    """Key of one argument: the layout of a tensor, or the value of anything else."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
     if type(value) not in _HASHABLE:
         return _MALFORMED
     if name == "dropout_seed" and type(value) is int:
-        return 0 <= value < 2**63  # one decision for all seeds
+        return 0 <= value < 2**63  # one decision for all valid seeds
     return value
 
 
 def _with_tensors(
     options: AttentionOptions, inputs: tuple[Tensor, ...], arguments: dict[str, Any]
 ) -> AttentionOptions:
-    """The options of a decision with the tensors of a call."""
-    given, n_keys = arguments.get, inputs[-1].shape[1]
-    doc_start, kv_lengths, sinks = given("doc_start"), given("kv_lengths"), given("sinks")
-    check_sinks(inputs[0], sinks)  # on a CPU by value
+    """Add the tensors and the seed of a call to the cached options of a decision."""
+    get, n_keys = arguments.get, inputs[-1].shape[1]
+    doc_start, kv_lengths, sinks = get("doc_start"), get("kv_lengths"), get("sinks")
+    # The key covers the layout of sinks, but a check on a CPU also reads their values.
+    check_sinks(inputs[0], sinks)
     doc_start, kv_lengths = as_positions(n_keys, doc_start), as_positions(n_keys, kv_lengths)
-    seed = given("dropout_seed") if options.dropout_p else None
+    seed = get("dropout_seed") if options.dropout_p else None
     tensors = seed, doc_start, kv_lengths, sinks
     return AttentionOptions._make((*tensors, *options[N_CALL_TENSORS:]))
 
@@ -300,7 +305,7 @@ def pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, options: AttentionOp
         ValueError: the given one does not exist, or cannot serve the call.
     """
     if impl is None:
-        # Interpreted kernels are right, but far too slow to be picked.
+        # Interpreted kernels are correct, but far too slow to be a default.
         candidates = IMPLS if q.device.type == "cuda" else ("sdpa", "reference")
         return next(
             name for name in candidates if UNSUPPORTED_REASONS[name](q, k, v, options) is None
@@ -319,11 +324,11 @@ def pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, options: AttentionOp
 def compute(
     inputs: tuple[Tensor, ...], impl: str, options: AttentionOptions, *, is_plain: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """out and lse, or None where it is not returned.
+    """Run an implementation: out, and lse or None if it is not returned.
 
     Args:
         inputs: q, k and v, or one tensor (B, T, 3, H, D) of them.
-        options: for the kernels of `impl` with the lists of a mask.
+        options: with the lists of a mask, if `impl` has kernels.
         is_plain: `is_plain_call` of the inputs.
     """
     device = inputs[0].device
@@ -335,6 +340,7 @@ def compute(
     if impl == "unfused":
         return eager.eager_attention(q, k, v, options), None
     keywords = options.seeded(device).keywords()
-    # Autocast would narrow its wider products. Meta tensors have no autocast to turn off.
+    # Autocast would compute the reference's wide matrix products in a narrower dtype. Meta tensors
+    # have no autocast to turn off.
     with nullcontext() if q.is_meta else torch.autocast(device.type, enabled=False):
         return standard.standard_attention(q, k, v, **keywords)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def in_autocast_dtypes(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of one device as `in_autocast_dtype` casts them."""
+    """Cast tensors of one device with `in_autocast_dtype`."""
     device = tensors[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
@@ -13,7 +13,7 @@ def in_autocast_dtypes(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def in_autocast_dtype(x: Tensor) -> Tensor:
-    """x in the dtype of autocast, where it is on; fp64 and meta tensors stay, as in PyTorch."""
+    """Cast x to the dtype of autocast, if it is on; fp64 and meta tensors stay, as in PyTorch."""
     device = x.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return x
@@ -23,9 +23,9 @@ def in_autocast_dtype(x: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in dtype: x itself, and no operator, where that is its dtype.
+    """Cast x to dtype, or return x itself, without an operator, if it has that dtype.
 
-    For what an `autograd.Function` returns: compiled by PyTorch 2.11, a `to` there that changes
-    nothing leaves the output without a gradient.
+    Outputs of an `autograd.Function` need this: under torch.compile (PyTorch 2.11), a `to` that
+    changes nothing leaves such an output without a gradient.
     """
     return x if x.dtype == dtype else x.to(dtype)

@@ -53,7 +53,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def check_positions(q: Tensor, doc_start: Tensor | None, kv_lengths: Tensor | None) -> None:
-    """Check shapes, dtypes and devices. Reading the values would wait for the GPU."""
+    """Check shapes, dtypes and devices, but not values: reading them would synchronize."""
     for name, tensor, shape in (
         ("doc_start", doc_start, tuple(q.shape[:2])),
         ("kv_lengths", kv_lengths, tuple(q.shape[:1])),
@@ -82,7 +82,7 @@ def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], q: Tensor) -
     check_tensor(name, tensor, or_none=True)
     if tuple(tensor.shape) != shape or tensor.device != q.device:
         raise ValueError(
-            f"{name} must have shape {shape} on {q.device}, as q {tuple(q.shape)} asks; got "
+            f"{name} must have shape {shape} on {q.device}, to match q {tuple(q.shape)}; got "
             f"{tuple(tensor.shape)} on {tensor.device}"
         )
 
@@ -93,7 +93,7 @@ def check_mask(q: Tensor, mask: BlockSparseMask | None) -> None:
     if not isinstance(mask, BlockSparseMask):
         raise ValueError(
             f"mask must be a BlockSparseMask, got {type(mask).__name__}: "
-            "BlockSparseMask(layout, block_size) makes one of a bool layout of blocks"
+            "BlockSparseMask(layout, block_size) builds one from a bool layout of blocks"
         )
     if mask.n_head not in (1, q.shape[2]):
         raise ValueError(
@@ -103,7 +103,8 @@ def check_mask(q: Tensor, mask: BlockSparseMask | None) -> None:
 
 def _may_be_read(tensor: Tensor) -> bool:
     """Whether the values exist and reading them does not wait for a GPU."""
-    is_real = type(tensor) in (Tensor, nn.Parameter)  # none that stands for others in a trace
+    # Subclasses include the placeholders of a trace, which have no values.
+    is_real = type(tensor) in (Tensor, nn.Parameter)
     if not is_real or tensor.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return active_transform() is None
@@ -130,9 +131,9 @@ def check_dropout_seed(seed: Tensor | int | None, q: Tensor) -> None:
 
 
 def rows_in_reach(x: Tensor) -> bool:
-    """Whether a tile of x (B, T, H, D), or of a contiguous tensor of its shape, can be addressed.
+    """Whether kernels can address tiles of x (B, T, H, D) and of its contiguous copy.
 
-    The contiguous ones are the outputs and the gradients.
+    Outputs and gradients are contiguous.
     """
     _, seq_len, n_head, head_dim = x.shape
     return seq_len == 1 or max(x.stride(1), n_head * head_dim) <= MAX_ROW_STRIDE

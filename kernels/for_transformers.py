@@ -1,9 +1,9 @@
 """`flash_attention` as an attention implementation for models of Hugging Face's transformers.
 
 transformers calls `visible_keys` once per forward pass to make a mask, and passes the mask to the
-attention of each layer. It defines masks as functions of a query's and a key's position. Bisection
-finds the range of keys that each query sees, and the mask is the bounds of these ranges: memory
-stays linear. Masks in which the keys of a query are not one range are refused.
+attention of each layer. The model defines the mask as a function of a query's and a key's position.
+Bisection finds the range of keys that each query sees, and only the bounds of these ranges are
+stored, so memory stays linear. Masks in which the keys of a query are not one range are refused.
 """
 
 import inspect
@@ -21,10 +21,10 @@ from .attention import IMPLS, flash_attention
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key), integers that broadcast -> bool: whether the query sees the key."""
 
-INSTEAD = 'attn_implementation="sdpa" serves it'
+INSTEAD = 'use attn_implementation="sdpa"'
 _INSTEAD_OF = {
-    "cu_seq_lens_q": ": pass position_ids alone, which begin at 0 with each document",
-    "block_table": ', nor is continuous batching: attn_implementation="paged|sdpa" serves it',
+    "cu_seq_lens_q": ": pass position_ids only, starting at 0 in each document",
+    "block_table": ', nor is continuous batching: use attn_implementation="paged|sdpa"',
 }
 
 
@@ -39,8 +39,8 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
     Under autocast, as with Trainer(bf16=True), attention runs in its dtype.
     Outputs at padding are undefined and may differ from those of other implementations.
 
-    As in flash_attention_2, a document begins where position_ids are at the minimum of their row,
-    in calls whose cache is empty or absent. Compiled models always apply these starts, because
+    As in flash_attention_2, a document begins where position_ids equal the minimum of their row, in
+    calls whose cache is empty or absent. Compiled models always apply these starts, because
     they cannot read values. Chunked layers (Llama 4) with more tokens than a chunk need
     use_cache=False for packed documents.
 
@@ -50,7 +50,7 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
 
     Raises:
         ImportError: transformers is missing, or is older than 5.4.
-        ValueError: there is no such impl. A model raises it later if it needs another option.
+        ValueError: impl does not exist. If it lacks an option that a model needs, the model raises.
     """
     if impl is not None and impl not in IMPLS:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
@@ -59,7 +59,7 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
 
     if "q_length" not in inspect.signature(masking_utils.sdpa_mask).parameters:
         raise ImportError(
-            f"transformers {transformers.__version__} makes masks in another way: "
+            f"transformers {transformers.__version__} has another interface for masks: "
             "pip install 'transformers>=5.4'"
         )
     modeling_utils.AttentionInterface.register(name, partial(attention_of_layer, impl=impl))
@@ -105,7 +105,7 @@ def visible_keys(
         )
     n_keys = q_offset + q_length - kv_offset if causal else kv_length
     if isinstance(n_keys, Tensor):
-        # A static cache. Steps of one token are compiled, where the length must not be read.
+        # A static cache. Steps of one token are compiled, and must not read the length.
         n_keys = kv_length if q_length == 1 else int(n_keys)
     compiling = torch.compiler.is_compiling()
     padded = attention_mask is not None and (
@@ -115,7 +115,7 @@ def visible_keys(
     if plain and _needs_no_bounds(mask_function, kv_length, local_size if causal else None):
         return None
 
-    # The range of each query: all keys so far, less what the mask hides, less padding.
+    # The range of each query: all keys so far, except those that the mask hides and padding.
     query = (torch.arange(q_length, device=device)[None] + q_offset).expand(batch_size, -1)
     batch = torch.arange(batch_size, device=device)[:, None]
     first, end = torch.zeros_like(query) + kv_offset, torch.zeros_like(batch) + kv_offset + n_keys
@@ -124,7 +124,7 @@ def visible_keys(
         first = _first_visible(sees, query, kv_offset, n_keys, check=not compiling)
         end = torch.minimum(end, query[:, -1:] + 1)
     if attention_mask is not None:
-        start, stop = _without_padding(attention_mask, check=not compiling)
+        start, stop = _token_bounds(attention_mask, check=not compiling)
         first, end = torch.maximum(first, start), torch.minimum(end, stop)
     bounds = torch.stack([first, end.expand_as(first)], 1) - kv_offset
     return bounds.int()[..., None].expand(-1, -1, -1, n_keys)
@@ -151,28 +151,28 @@ def _first_visible(
         looks_ahead = sees(query, after) & (after > query)
         if looks_ahead.any() or not sees(query, query).all():
             raise ValueError(
-                "a token that sees later ones, or not itself, in a causal mask (images, say) is "
-                f"not supported: {INSTEAD}"
+                "a causal mask in which a token sees later tokens, or not itself (as with images), "
+                f"is not supported: {INSTEAD}"
             )
+    # A loop, because bit_length() would make torch.compile specialize on the length.
     n_steps = 0
-    while n_keys >= 1 << n_steps:  # bit_length would make torch.compile specialize on the length
+    while n_keys >= 1 << n_steps:
         n_steps += 1
     for _ in range(n_steps):
         middle = (low + high) // 2
-        seen = sees(query, middle)
-        low, high = torch.where(seen, low, middle + 1), torch.where(seen, middle, high)
+        visible = sees(query, middle)
+        low, high = torch.where(visible, low, middle + 1), torch.where(visible, middle, high)
     return high
 
 
-def _without_padding(attention_mask: Tensor, *, check: bool) -> tuple[Tensor, Tensor]:
-    """Begin and end of the tokens of each row, (B, 1) int64 each."""
+def _token_bounds(attention_mask: Tensor, *, check: bool) -> tuple[Tensor, Tensor]:
+    """First position and end of the tokens of each row, without padding: (B, 1) int64 each."""
     position = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     start = torch.where(attention_mask, position, len(position)).amin(1, keepdim=True)
     end = torch.where(attention_mask, position + 1, 0).amax(1, keepdim=True)
     if check and (attention_mask.sum(1, keepdim=True) != (end - start).clamp(min=0)).any():
         raise ValueError(
-            "attention_mask has padding between tokens; it must stand before or after them. "
-            f"Move it there; or {INSTEAD}"
+            f"attention_mask has padding between tokens: move it before or after them, or {INSTEAD}"
         )
     return start, end
 
@@ -206,8 +206,8 @@ def attention_of_layer(
             raise ValueError(f"{name} is not supported{_INSTEAD_OF.get(name, f': {INSTEAD}')}")
     if others.get("output_attentions"):
         raise ValueError(
-            "output_attentions=True is not supported, as the weights are never formed: "
-            'attn_implementation="eager" has them'
+            "output_attentions=True is not supported, because the weights are never formed: "
+            'use attn_implementation="eager"'
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     doc_start = kv_lengths = None
@@ -238,7 +238,8 @@ def attention_of_layer(
     return out[..., :value_dim], None
 
 
-# Cached starts by position_ids, which all layers of a model share, with the version they are for.
+# Document starts by position_ids, which all layers of a model share, and the version of that tensor
+# for which they were computed.
 _STARTS: MutableMapping[Tensor, tuple[int, Tensor | None]] = WeakTensorKeyDictionary()
 
 

@@ -1,8 +1,8 @@
-"""One copy of this package in a process, whichever of its names is imported.
+"""Load this package once per process, whichever of its two names is imported.
 
-Programs of a checkout import its folder as `kernels`, others as `papilio.kernels`. Loaded under
-both names, its operators would be registered twice, and the classes of one would be foreign to the
-other.
+Programs in a checkout import its folder as `kernels`, others as `papilio.kernels`. Loading it under
+both names would register its operators twice, and isinstance would fail between the two copies of a
+class.
 """
 
 import importlib
@@ -17,7 +17,7 @@ NAMES = {"kernels": "papilio.kernels", "papilio.kernels": "kernels"}
 
 
 def join_loaded_copy(name: str, file: str) -> None:
-    """Make the package `name` the one that is loaded under its other name, if that is so.
+    """Alias package `name` to the copy that is loaded under its other name, if there is one.
 
     Args:
         name, file: __name__ and __file__ of the package, which is being imported.
@@ -27,22 +27,21 @@ def join_loaded_copy(name: str, file: str) -> None:
     """
     other = NAMES.get(name, "")
     loaded = sys.modules.get(other)
-    # `kernels` on PyPI is another project
+    # PyPI has an unrelated project named `kernels`, which lacks this class.
     if loaded is None or "BlockSparseMask" not in getattr(loaded, "__all__", ()):
         return
     folder, loaded_folder = (Path(f).resolve().parent for f in (file, loaded.__file__ or ""))
     if folder != loaded_folder:
         raise ImportError(
-            f"{name} ({folder}) and {other} ({loaded_folder}) are two copies of Papilio, and one "
-            "process can load one: uninstall the one that you do not need, or take its folder out "
-            "of sys.path"
+            f"{name} ({folder}) and {other} ({loaded_folder}) are two copies of Papilio, and a "
+            "process can load only one: uninstall the other one, or remove its folder from sys.path"
         )
     sys.modules[name] = loaded
     sys.meta_path.insert(0, _Alias(name, other))
 
 
 class _Alias(MetaPathFinder, Loader):
-    """Imports modules of package `name` as those of package `other`."""
+    """Import hook that resolves modules of package `name` to those of package `other`."""
 
     def __init__(self, name: str, other: str) -> None:
         self._prefix, self._other = f"{name}.", other
@@ -59,5 +58,6 @@ class _Alias(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        # importlib has replaced it; relative imports within functions compare it with __package__
+        # Undo what importlib did to the shared module: relative imports within functions compare
+        # __spec__ with __package__.
         module.__spec__ = module.__spec__.loader_state

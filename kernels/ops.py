@@ -1,8 +1,8 @@
-"""Attention as operators that PyTorch knows: schema, fake, autograd and FLOP count of each.
+"""Attention as PyTorch operators, each with a schema, a fake, an autograd formula and FLOPs.
 
 An implementation is a module with `attn_fwd` and `attn_bwd`, named in `IMPLEMENTATIONS` and
-imported when first called: this module needs neither Triton nor a GPU. torch.compile sees the
-operators as they stand here, so it takes them without a graph break.
+imported when first called: this module needs neither Triton nor a GPU. torch.compile does not look
+inside these operators, so they cause no graph break.
 """
 
 import functools
@@ -35,12 +35,12 @@ IMPLEMENTATIONS = {
 
 @functools.cache
 def module_of(impl: str, backward: bool) -> ModuleType:
-    """Module of a pass, with `attn_fwd` or `attn_bwd`; imported when first used."""
+    """Import the module with `attn_fwd` or `attn_bwd` of an implementation, on first use."""
     return importlib.import_module(IMPLEMENTATIONS[impl][backward], __package__)
 
 
 def on_device(device: torch.device) -> AbstractContextManager:
-    """Make a GPU the current one, on which Triton launches; it need not be the one of q."""
+    """Context that makes `device` the current GPU, as Triton launches on the current one."""
     if device.type != "cuda" or torch.cuda.current_device() == device.index:
         return _NOTHING
     return torch.cuda.device(device)
@@ -59,7 +59,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> No
     ctx.impl, *options = inputs[ctx.n_inputs :]
     ctx.save_for_backward(*output, *inputs[: ctx.n_inputs], *options[:N_TENSORS])
     ctx.numbers = options[N_TENSORS:]
-    # An lse that nobody used has gradient None, not a tensor of zeros to be read and added.
+    # The gradient of an unused lse is then None, not a tensor of zeros that a kernel must read.
     ctx.set_materialize_grads(False)
 
 
@@ -72,21 +72,24 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
         grads = (attn_packed_bwd(dout, dlse, *inputs, out, lse, ctx.impl, *options),)
     else:
         grads = attn_bwd(dout, dlse, *inputs, out, lse, ctx.impl, *options)
-    place = AttentionOptions._fields.index("sinks")
+    sinks_index = AttentionOptions._fields.index("sinks")
     option_grads: list[Tensor | None] = [None] * N_OPERATOR_OPTIONS
-    if ctx.needs_input_grad[ctx.n_inputs + 1 + place]:
-        option_grads[place] = _sinks_gradient(options[place], out, dout, lse, dlse)
+    if ctx.needs_input_grad[ctx.n_inputs + 1 + sinks_index]:
+        option_grads[sinks_index] = _sinks_gradient(options[sinks_index], out, dout, lse, dlse)
     return (*grads, None, *option_grads)
 
 
 def _sinks_gradient(
     sinks: Tensor, out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None
 ) -> Tensor:
-    """(H,): a sink is one more score of each row, whose value is zero: ds = p * (0 - delta)."""
+    """Gradient of the sinks, (H,).
+
+    A sink is one more score of each row, and its value is zero: ds = p * (0 - delta).
+    """
     delta = (out.float() * dout.float()).sum(-1).transpose(1, 2)  # (B, H, T_q)
     if dlse is not None:
         delta = delta - dlse
-    # -inf - -inf is NaN: lse of a row that sees neither a key nor this sink
+    # A row with neither a visible key nor a finite sink has lse -inf, and -inf - -inf is NaN.
     p = torch.exp(sinks[:, None] - finite(lse))
     return -(p * delta).sum(dim=(0, 2))
 
@@ -95,10 +98,10 @@ def _visible_pairs(seq_q: int, seq_k: int, causal: bool, window_size: int) -> in
     """Number of (query, key) pairs that are not masked, causal aligned at the bottom right."""
 
     def before(end: int) -> int:
-        """Pairs with key < query + end, for the query at position 0 and on."""
-        # row i has min(seq_k, max(0, i + end)) of them
+        """Number of pairs with key < query + end."""
+        # Row i has min(seq_k, max(0, i + end)) of them: rows of zero, of i + end, and of all keys.
         empty = min(seq_q, max(0, -end))
-        whole = min(seq_q, max(0, seq_k - end))  # from this row on, all keys
+        whole = min(seq_q, max(0, seq_k - end))
         rows = max(0, whole - empty)
         return rows * end + (empty + whole - 1) * rows // 2 + (seq_q - max(whole, empty)) * seq_k
 
@@ -114,19 +117,20 @@ def _visible_pairs(seq_q: int, seq_k: int, causal: bool, window_size: int) -> in
 
 
 def _flops(q_shape: tuple, k_shape: tuple, v_shape: tuple, impl: str, *options: Any) -> int:
-    """Two matrix products over the visible pairs: 4 B H D FLOPs a pair.
+    """FLOPs of the forward pass, two matrix products: 4 B H D for each visible (query, key) pair.
 
-    Blocks of a mask count whole. What documents and padding hide is known only on the GPU, and
-    counts as visible.
+    Blocks of a mask count in full. Pairs that documents and padding hide count as visible, because
+    only the GPU knows them.
     """
     batch, seq_q, n_head, head_dim = q_shape
-    asked = AttentionOptions(*options)
-    if asked.mask_rows is None or asked.mask_row_blocks is None:
-        pairs = n_head * _visible_pairs(seq_q, k_shape[1], asked.causal, asked.window_size)
+    call = AttentionOptions(*options)
+    if call.mask_rows is None or call.mask_row_blocks is None:
+        pairs = n_head * _visible_pairs(seq_q, k_shape[1], call.causal, call.window_size)
     else:
-        # shapes: of one layout, or of one a head
-        (n_layouts, *_), (n_blocks,) = asked.mask_rows, asked.mask_row_blocks
-        pairs = n_blocks * (n_head // n_layouts) * asked.mask_block_size**2
+        # The FLOP counter passes shapes in place of tensors. The lists are of one layout for all
+        # heads, or of one for each head.
+        (n_layouts, *_), (n_blocks,) = call.mask_rows, call.mask_row_blocks
+        pairs = n_blocks * (n_head // n_layouts) * call.mask_block_size**2
     return 4 * batch * head_dim * pairs
 
 
@@ -136,7 +140,7 @@ def _packed_flops(qkv_shape: tuple, *rest: Any) -> int:
 
 
 def _q_k_v(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, or their gradients, of which a packed tensor is made up."""
+    """q, k and v, or their gradients: as given, or as views of one packed tensor."""
     q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
     return q, k, v
 
@@ -144,7 +148,7 @@ def _q_k_v(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 def _launch_fwd(
     q: Tensor, k: Tensor, v: Tensor, impl: str, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """out (B, T_q, H, D), contiguous, and lse (B, H, T_q)."""
+    """Run the forward pass: out (B, T_q, H, D), contiguous, and lse (B, H, T_q)."""
     with on_device(q.device):
         return module_of(impl, backward=False).attn_fwd(q, k, v, options)
 
@@ -158,11 +162,12 @@ def _launch_fwd(
     flops=_flops,
 )
 def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
-    """out (B, T_q, H, D) and lse (B, H, T_q); options are the fields of `AttentionOptions`."""
+    """Return out (B, T_q, H, D) and lse (B, H, T_q); options are fields of `AttentionOptions`."""
     return _launch_fwd(q, k, v, impl, AttentionOptions(*options))
 
 
-# The same for q, k and v in one tensor (B, T, 3, H, D), whose gradient is one tensor as well.
+# For q, k and v in one tensor (B, T, 3, H, D). Its gradient is one tensor as well, and the kernels
+# write it directly: with `attn_fwd`, autograd would copy three gradients into it.
 @operator(
     "attn_packed_fwd",
     schema=f"(Tensor qkv, str impl, {OPTIONS_SCHEMA}) -> (Tensor, Tensor)",
@@ -184,12 +189,14 @@ def _input_gradients(
     Args:
         grads: dout and dlse; inputs: q, k and v, or one tensor; results: out and lse.
     """
-    of_inputs = tuple([torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs])
+    input_grads = tuple(
+        [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    )
     with on_device(inputs[0].device):
         module_of(impl, backward=True).attn_bwd(
-            *grads, *_q_k_v(inputs), *results, options, _q_k_v(of_inputs)
+            *grads, *_q_k_v(inputs), *results, options, _q_k_v(input_grads)
         )
-    return of_inputs
+    return input_grads
 
 
 _NO_SECOND_DERIVATIVE = (
@@ -210,8 +217,8 @@ def _attn_bwd(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     impl: str, *options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    given = AttentionOptions(*options)
-    return _input_gradients((dout, dlse), (q, k, v), (out, lse), impl, given)  # pyright: ignore
+    call = AttentionOptions(*options)
+    return _input_gradients((dout, dlse), (q, k, v), (out, lse), impl, call)  # pyright: ignore
 
 
 @operator(
@@ -226,8 +233,8 @@ def _attn_packed_bwd(
     dout: Tensor, dlse: Tensor | None, qkv: Tensor, out: Tensor, lse: Tensor, impl: str,
     *options: Any,
 ) -> Tensor:  # fmt: skip
-    given = AttentionOptions(*options)
-    return _input_gradients((dout, dlse), (qkv,), (out, lse), impl, given)[0]
+    call = AttentionOptions(*options)
+    return _input_gradients((dout, dlse), (qkv,), (out, lse), impl, call)[0]
 
 
 attn_fwd = torch.ops.papilio.attn_fwd.default
@@ -239,9 +246,9 @@ attn_packed_bwd = torch.ops.papilio.attn_packed_bwd.default
 def attention(
     inputs: tuple[Tensor, ...], impl: str, options: AttentionOptions, *, is_plain: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """out (B, T_q, H, D) and lse (B, H, T_q), differentiable, eager or under torch.compile.
+    """Differentiable attention, eager or under torch.compile: out (B, T_q, H, D), lse (B, H, T_q).
 
-    An eager call that does not return lse may have None instead: an output costs CPU time.
+    In an eager call that does not return lse, it may be None: each output costs CPU time.
 
     Args:
         inputs: q, k and v, or one tensor (B, T, 3, H, D) of them.
@@ -257,28 +264,30 @@ def attention(
 
 
 class _Attention(torch.autograd.Function):
-    """Eager attention. The autograd of torch.library would take most of a call's CPU time.
+    """Eager attention: the autograd of torch.library would take most of a call's CPU time.
 
-    A plain call goes straight to the kernels, past the dispatcher, which boxes every option.
+    A plain call launches the kernels directly, without the dispatcher, which boxes every option.
     """
 
     @staticmethod
     def forward(
         ctx: Any, sinks: Tensor | None, call: tuple[str, AttentionOptions, bool], *inputs: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
-        impl, options, is_plain = call  # `sinks` are in them; as an argument they get a gradient
+        # The options hold the sinks as well: they are an argument only to get a gradient.
+        impl, options, is_plain = call
         if is_plain:
             out, lse = _launch_fwd(*_q_k_v(inputs), impl, options)
         else:
             forward = attn_packed_fwd if len(inputs) == 1 else attn_fwd
-            with torch._C._AutoDispatchBelowAutograd():  # past the operator's own autograd
+            # Skip the operator's own autograd formula, which this function replaces.
+            with torch._C._AutoDispatchBelowAutograd():
                 out, lse = forward(*inputs, impl, *options[:N_OPERATOR_OPTIONS])
         ctx.save_for_backward(out, lse, *inputs, *options[:N_CALL_TENSORS])
         ctx.impl, ctx.options = impl, options.without_tensors()
         ctx.has_tensors = options.has_tensors
-        # An lse that nobody used has gradient None, not a tensor of zeros to be read and added.
+        # As in `_setup_context`.
         ctx.set_materialize_grads(False)
-        # The gradient of sinks is differentiable, and depends on both.
+        # Sinks need lse as an output: their gradient can be differentiated again, through both.
         return (out, lse) if options.return_lse or ctx.needs_input_grad[0] else out
 
     @staticmethod
@@ -290,16 +299,17 @@ class _Attention(torch.autograd.Function):
             tensors = rest[-N_CALL_TENSORS:]
             options = AttentionOptions._make((*tensors, *options[N_CALL_TENSORS:]))
         dout = torch.zeros_like(out) if dout is None else dout
-        given = [x for x in (dout, dlse) if x is not None]
-        if is_plain_call(*given, *inputs) and not torch.is_grad_enabled():
-            of_inputs = _input_gradients((dout, dlse), inputs, (out, lse), ctx.impl, options)
-        else:  # the operator refuses a second derivative
+        grads = [x for x in (dout, dlse) if x is not None]
+        if is_plain_call(*grads, *inputs) and not torch.is_grad_enabled():
+            input_grads = _input_gradients((dout, dlse), inputs, (out, lse), ctx.impl, options)
+        else:
+            # The operator is visible to the dispatcher, and refuses a second derivative.
             backward = attn_packed_bwd if len(inputs) == 1 else attn_bwd
             numbers = options[:N_OPERATOR_OPTIONS]
-            of_inputs = backward(dout, dlse, *inputs, out, lse, ctx.impl, *numbers)
-            of_inputs = (of_inputs,) if len(inputs) == 1 else of_inputs
+            input_grads = backward(dout, dlse, *inputs, out, lse, ctx.impl, *numbers)
+            input_grads = (input_grads,) if len(inputs) == 1 else input_grads
         dsinks = None
         if ctx.needs_input_grad[0]:
             assert options.sinks is not None
             dsinks = _sinks_gradient(options.sinks, out, dout, lse, dlse)
-        return dsinks, None, *of_inputs
+        return dsinks, None, *input_grads

@@ -22,8 +22,8 @@ class AttentionOptions(NamedTuple):
     """Options of one attention call; meanings are those of `kernels.flash_attention`.
 
     The fields up to `first_query` are the arguments of the operators in kernels/ops.py, in their
-    order. The lists of a block-sparse mask are those of `kernels.mask.lists.MaskLists`: none, the
-    first four, or for the Hopper kernels all of them. `for_kernels` makes them from `mask`.
+    order. The lists of a block-sparse mask are tensors of `kernels.mask.lists.MaskLists`: none, the
+    first four, or all of them for the Hopper kernels. `for_kernels` makes them from `mask`.
     """
 
     dropout_seed: Tensor | int | None = None
@@ -40,24 +40,24 @@ class AttentionOptions(NamedTuple):
     mask_cuts: Tensor | None = None
     mask_block_size: int = 0  # of the lists, 0 without a mask
     mask_packed: bool = False
-    mask_loops: int = UNMASKED_LOOP | MASKED_LOOP  # those that have a tile to visit
+    mask_loops: int = UNMASKED_LOOP | MASKED_LOOP  # loops that have a tile to visit
     softmax_scale: float = 1.0
     causal: bool = False
     window_size: int = 0  # 0 without a window
     softcap: float = 0.0  # 0 without a cap
     dropout_p: float = 0.0
     first_query: int = 0
-    """For dropout, a multiple of 16: the queries may be part of a sequence."""
-    # What follows decides how a call is served, and does not reach the operators.
+    """Number of the first query in its sequence, for dropout; a multiple of 16."""
+    # The fields below serve the dispatch, and are not arguments of the operators.
     mask: BlockSparseMask | None = None
     return_lse: bool = False
     deterministic: bool = False
     launches: dict[str, Any] | None = None
-    """Prepared launches of calls that differ in their tensors only, by pass."""
+    """Prepared launches by pass, shared by calls that differ only in their tensors."""
 
     @property
     def features(self) -> "Features":
-        """The part of the options that a kernel is compiled for."""
+        """Compile-time part of the options."""
         return _features(
             causal=self.causal,
             window=self.window_size > 0,
@@ -75,12 +75,12 @@ class AttentionOptions(NamedTuple):
 
     @property
     def softcap_scale(self) -> float:
-        """Factor on a product of q and k before its tanh is taken; 0 without a cap."""
+        """Factor on q k^T before the tanh of the softcap; 0 without a softcap."""
         return self.softmax_scale / self.softcap if self.softcap else 0.0
 
     @property
     def scale_log2(self) -> float:
-        """Factor that turns a product of q and k, or with a cap that tanh, into a score in log2."""
+        """Factor that turns q k^T, or the tanh of a softcap, into a score in base 2."""
         return (self.softcap or self.softmax_scale) * math.log2(math.e)
 
     @property
@@ -90,14 +90,17 @@ class AttentionOptions(NamedTuple):
 
     @property
     def drop_threshold(self) -> int:
-        """A probability is dropped where its 32 random bits, unsigned, are below this int32."""
+        """Dropout threshold: a probability is dropped if its 32 random bits, unsigned, are below.
+
+        Returned as the int32 with the same bits, which kernels take as an argument.
+        """
         threshold = int(self.dropout_p * 2**32)
         return threshold - 2**32 if threshold >= 2**31 else threshold
 
     def unsupported_option(self, supported: Collection[str]) -> str | None:
-        """Reason why an implementation of some options only cannot serve the call, or None.
+        """Reason why an implementation that supports only some options refuses the call, or None.
 
-        An option that an implementation does not name is refused, so a new one is never ignored.
+        Options that are not listed are refused, so a new option is never silently ignored.
 
         Args:
             supported: names of keyword arguments of `flash_attention`.
@@ -111,49 +114,51 @@ class AttentionOptions(NamedTuple):
         return None
 
     def keywords(self) -> dict[str, Any]:
-        """The options as keyword arguments of `kernels.reference.standard.standard_attention`."""
+        """Keyword arguments for `kernels.reference.standard.standard_attention`."""
         unused = {name: None for name in ("window_size", "softcap") if not getattr(self, name)}
-        given = {name: getattr(self, name) for name in KEYWORDS}
-        return given | unused | {"first_query": self.first_query}
+        used = {name: getattr(self, name) for name in KEYWORDS}
+        return used | unused | {"first_query": self.first_query}
 
     def seeded(self, device: torch.device) -> "AttentionOptions":
-        """The options with a seed on the device where there is dropout: int64, one element.
+        """Options with the dropout seed as a tensor on the device (int64, one element), if any.
 
-        Without one it is drawn from PyTorch's generator of the device, which activation
-        checkpointing restores before it computes a call again. The CPU does not wait for the GPU.
+        If no seed was given, one is drawn from PyTorch's generator of the device. Activation
+        checkpointing restores that generator before it recomputes a call. No path synchronizes.
         """
         seed = self.dropout_seed
         if not self.dropout_p:
             return self
         if isinstance(seed, Tensor):
-            # copied, as a caller may change theirs before the backward pass; Inductor drops clones
+            # Copy: callers may change their tensor before the backward pass. The & keeps all bits
+            # of a valid seed; Inductor would drop a clone.
             seed = seed & (2**63 - 1)
         elif seed is None:
             seed = torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
-        else:  # a copy from the host would wait
+        else:
+            # Fill on the device: a copy from the host would synchronize.
             seed = torch.full((1,), seed, dtype=torch.int64, device=device)
         return self._replace(dropout_seed=seed)
 
     @property
     def has_tensors(self) -> bool:
-        """Whether there is any of the first fields, the tensors of a call."""
+        """Whether the call has a seed or a tensor of its own: one of the first four fields."""
         return not (self.dropout_seed is self.doc_start is self.kv_lengths is self.sinks is None)
 
     def without_tensors(self) -> "AttentionOptions":
-        """The options without the tensors of a call; the lists of its mask stay."""
+        """Options without the seed and tensors of the call; the lists of its mask stay."""
         if not self.has_tensors:
             return self
-        # faster than _replace
+        # Every call does this, and _replace is slower.
         return AttentionOptions._make((None, None, None, None, *self[N_CALL_TENSORS:]))
 
     def for_kernels(self, q: Tensor, k: Tensor, impl: str) -> "AttentionOptions":
-        """The options as the kernels of `impl` take them: with a mask's lists."""
+        """Options for the kernels of `impl`: the mask is replaced by its lists."""
         if self.mask is None:
             return self
         return with_mask(self, self.mask, q, k, impl)._replace(mask=None)
 
     def for_operators(self, device: torch.device) -> "AttentionOptions":
-        """The options with sinks and seed as the kernels read them."""
+        """Options with the seed and the sinks in the form that kernels read."""
         options = self.seeded(device)
         if self.sinks is not None:
             options = options._replace(sinks=self.sinks.float().contiguous())
@@ -167,9 +172,9 @@ KEYWORDS = (
 """Keyword arguments of `kernels.flash_attention` that change its result."""
 
 SCORE_OPTIONS = ("softmax_scale", "softcap")
-"""Fields that change a score whatever its query and key, so also in a part of a sequence."""
+"""Fields that change scores regardless of position, and so apply to a part of a sequence as is."""
 
-# The fields begin with tensors: those of the call, then the lists of a mask.
+# The fields begin with tensors: first those of the call, then the lists of a mask.
 N_CALL_TENSORS = AttentionOptions._fields.index("mask_rows")
 N_TENSORS = AttentionOptions._fields.index("mask_block_size")
 N_OPERATOR_OPTIONS = AttentionOptions._fields.index("first_query") + 1
@@ -180,7 +185,7 @@ OPTIONS_SCHEMA = ", ".join(
     f"{_SCHEMA_TYPES.get(kind, 'Tensor?')} {name}"
     for name, kind in list(get_type_hints(AttentionOptions).items())[:N_OPERATOR_OPTIONS]
 )
-"""The options of the operators in the language of torch.library."""
+"""Schema of the operators' options, for torch.library."""
 
 
 @dataclass(frozen=True)
@@ -207,22 +212,23 @@ _features = functools.cache(Features)
 def with_mask(
     options: AttentionOptions, mask: BlockSparseMask, q: Tensor, k: Tensor, impl: str
 ) -> AttentionOptions:
-    """`options` with the lists of `mask` for q (B, T_q, H, D) and k (B, T_k, H_kv, D)."""
+    """Add the lists of `mask` to `options`, for q (B, T_q, H, D) and k (B, T_k, H_kv, D)."""
     lists = mask.lists(
         q.shape[1],
         k.shape[1],
         causal=options.causal,
         window_size=options.window_size or None,
         all_partial=options.doc_start is not None or options.kv_lengths is not None,
-        # The heads of a group share a program, and so the order of its columns.
+        # The query heads of a group share a program, and so must share the order of its columns.
         longest_column_first=not (mask.n_head > 1 and q.shape[2] > k.shape[2]),
         dq_schedule=impl == "hopper",
-        # the sizes that a row tile may have there
+        # Row tiles of the Hopper kernels are one block of 64 or 128 rows.
         block_size=min(max(mask.block_size, 64), 128) if impl == "hopper" else None,
         device=q.device,
     )
     if not lists.hides:
-        return options  # without a mask: dense attention costs less
+        # The mask hides nothing, and dense attention is faster.
+        return options
     loops = (UNMASKED_LOOP if lists.n_full else 0) | (MASKED_LOOP if lists.n_partial else 0)
     return options._replace(
         mask_rows=lists.rows, mask_row_blocks=lists.row_blocks, mask_cols=lists.cols,
@@ -242,7 +248,7 @@ def make_options(
     softcap: float | None = None, dropout_p: float = 0.0, dropout_seed: Tensor | int | None = None,
     return_lse: bool = False, deterministic: bool = False, n_keys: int | None = None,
 ) -> AttentionOptions:  # fmt: skip
-    """Check the arguments of `kernels.flash_attention` and put them into the kernels' form.
+    """Check the arguments of `kernels.flash_attention` and convert them to `AttentionOptions`.
 
     Args:
         n_keys: of the whole sequence, where k holds a part of it.
@@ -279,17 +285,17 @@ def make_options(
 
 
 def as_positions(n_keys: int, x: Tensor | None) -> Tensor | None:
-    """doc_start or kv_lengths as the kernels read them: int32, contiguous."""
+    """Convert doc_start or kv_lengths to the form that kernels read: int32, contiguous."""
     if x is None:
         return None
     if x.dtype == torch.int64:
-        # beyond the keys all mean the same, and past 2^31 they would wrap around
+        # Clamp first: int32 would wrap around at 2^31, and all positions past the keys are alike.
         x = x.clamp(0, n_keys).to(torch.int32)
     return x.contiguous()
 
 
 def check_keywords(function: str, keywords: Mapping[str, object]) -> None:
-    """Refuse keywords that `function` passes on and that are not options of attention.
+    """Refuse keyword arguments of `function` that are not options of attention.
 
     Raises:
         TypeError: as Python raises for an unknown keyword.
@@ -298,7 +304,7 @@ def check_keywords(function: str, keywords: Mapping[str, object]) -> None:
         if name not in KEYWORDS:
             raise TypeError(
                 f"{function}() got an unexpected keyword argument {name!r}: it takes "
-                f"{', '.join(KEYWORDS)}, besides those of its own"
+                f"{', '.join(KEYWORDS)} and arguments of its own"
             )
 
 
@@ -313,7 +319,7 @@ def _check_numbers(
         raise ValueError(f"softmax_scale must be positive and finite, got {softmax_scale}")
     if window_size is not None and not (is_whole_number(window_size) and window_size >= 1):
         raise ValueError(
-            f"window_size counts the keys that a query sees, itself included: it must be a whole "
+            f"window_size, the number of keys that a query sees including itself, must be a whole "
             f"number of at least 1, got {window_size!r}. None means no window"
         )
     if softcap is not None and not 0 < softcap < math.inf:

@@ -38,7 +38,7 @@ def operator(
         if backward is not None:
             torch.library.register_autograd(qualified, backward, setup_context=setup_context)
         if (formula := flops) is not None:
-            # the counter adds a keyword that no formula here needs
+            # The FLOP counter also passes out_shape, which no formula here needs.
             count = register_flop_formula(getattr(torch.ops.papilio, name))
             count(lambda *args, out_shape=None: formula(*args))
         return function

@@ -99,9 +99,9 @@ def check_attention(
 
     Against `standard_attention` in `exact_dtype`, out may have 2 times and each gradient 3 times
     the error of `standard_attention` in the same dtype. lse may have 2 times the error of fp32 for
-    any dtype of the inputs, because kernels keep scores in fp32. Some gradients may also have the
-    error of what kernels store rounded and PyTorch does not: dq and dsinks that of out, and dv that
-    of lse, from which the backward recomputes the probabilities.
+    any dtype of the inputs, because kernels keep scores in fp32. Kernels store out and lse rounded,
+    where PyTorch does not round, so some gradients may have their error as well: dq and dsinks that
+    of out, and dv that of lse, from which the backward recomputes the probabilities.
 
     Args:
         fn: called as fn(q, k, v, **options); returns out (B, T_q, H, D) and lse (B, H, T_q).
@@ -131,11 +131,11 @@ def check_attention(
             f"d{name}": x.detach().to(dtype).requires_grad_(backward)
             for name, x in (("q", q), ("k", k), ("v", v))
         }
-        given = dict(options)
+        keywords = dict(options)
         if sinks is not None:
             leaves["dsinks"] = sinks.detach().to(at_least_fp32(dtype)).requires_grad_(backward)
-            given["sinks"] = leaves["dsinks"]
-        out, lse = function(leaves["dq"], leaves["dk"], leaves["dv"], **given)
+            keywords["sinks"] = leaves["dsinks"]
+        out, lse = function(leaves["dq"], leaves["dk"], leaves["dv"], **keywords)
         results = {"out": out.detach(), "lse": lse.detach()}
         if backward:
             outputs = [(out, dout)] if dlse is None else [(out, dout), (lse, dlse)]

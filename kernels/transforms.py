@@ -1,4 +1,4 @@
-"""torch.func's transforms and forward-mode AD, which autograd of the operators does not serve."""
+"""Detect torch.func transforms and forward-mode AD, which the operators do not support."""
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,10 @@ _PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 def is_plain_call(*tensors: Tensor) -> bool:
-    """Whether a call is eager, of plain tensors, and nothing has to see the operators in it.
+    """Whether a call is eager, on plain tensors, and nothing needs to see the operators in it.
 
     torch.compile, the JIT's tracer, subclasses of Tensor, dispatch modes (FLOP counters, selective
-    checkpointing), transforms of torch.func and the profiler look at operators. Meta tensors and
+    checkpointing), transforms of torch.func and the profiler act on operators. Meta tensors and
     views with a negative bit need the dispatcher.
     """
     return (
@@ -27,9 +27,10 @@ def is_plain_call(*tensors: Tensor) -> bool:
 
 
 def active_transform() -> str | None:
-    """Name of the innermost transform at work, or None, as always within torch.compile."""
+    """Name of the innermost active transform, or None; always None under torch.compile."""
+    # torch.compile cannot trace the look-up.
     if torch.compiler.is_compiling():
-        return None  # which cannot trace the look-up
+        return None
     interpreter = peek_interpreter_stack()
     if interpreter is not None:
         return f"torch.func.{interpreter.key().name.lower()}"
@@ -37,28 +38,28 @@ def active_transform() -> str | None:
 
 
 def in_forward_mode() -> bool:
-    """Whether forward-mode AD is at work, torch.func.jvp's included; False in torch.compile."""
+    """Whether forward-mode AD, including torch.func.jvp, is active; False under torch.compile."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
 def refuse_derivatives(function: str, instead: str) -> None:
-    """Refuse transforms that differentiate a function whose operator only torch.autograd can.
+    """Refuse transforms that differentiate, for a function that only torch.autograd supports.
 
-    torch.vmap is served: PyTorch calls the operator for each sample.
+    torch.vmap is supported: PyTorch calls the operator for each sample.
 
     Args:
-        function: its name.
-        instead: what supports them.
+        function: its name, for the message.
+        instead: an alternative that supports these transforms, for the message.
 
     Raises:
-        RuntimeError: such a transform is at work.
+        RuntimeError: such a transform is active.
     """
     if active_transform() is None:
         return
     stack = get_interpreter_stack() or []
-    at_work = {interpreter.key().name.lower() for interpreter in stack} - {"vmap"}
-    if at_work or in_forward_mode():
-        name = f"torch.func.{min(at_work)}" if at_work else "forward-mode AD"
+    active = {interpreter.key().name.lower() for interpreter in stack} - {"vmap"}
+    if active or in_forward_mode():
+        name = f"torch.func.{min(active)}" if active else "forward-mode AD"
         raise RuntimeError(
             f"{function} does not support {name}: use torch.autograd.grad, or {instead}"
         )

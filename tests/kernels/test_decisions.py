@@ -83,8 +83,8 @@ def test_gradients_of_a_repeated_call(qkv):
     [
         ({"causal": True}, {"causal": 1}, "causal must be True or False, got 1"),
         ({"softmax_scale": 1.0}, {"softmax_scale": True}, "softmax_scale must be a number"),
-        ({"window_size": 1}, {"window_size": True}, "window_size counts the keys"),
-        ({"window_size": 1}, {"window_size": 1.0}, "window_size counts the keys"),
+        ({"window_size": 1}, {"window_size": True}, "window_size, the number of keys"),
+        ({"window_size": 1}, {"window_size": 1.0}, "window_size, the number of keys"),
         ({"dropout_p": 0.0}, {"dropout_p": False}, "dropout_p must be a number"),
         (
             {"dropout_p": 0.5, "dropout_seed": 1},
@@ -218,7 +218,7 @@ def test_a_packed_tensor_and_three_do_not_share_a_decision(qkv):
 
 
 def test_decisions_of_a_mask_go_with_it_and_others_are_bounded(qkv, decisions, monkeypatch):
-    monkeypatch.setattr(attention, "_MOST_DECISIONS", 3)
+    monkeypatch.setattr(attention, "_MAX_DECISIONS", 3)
     mask = BlockSparseMask(butterfly(3), 16)
     flash_attention(*qkv, mask=mask, impl="triton")
     assert not decisions and len(mask.decisions) == 1

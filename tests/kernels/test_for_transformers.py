@@ -287,7 +287,7 @@ def test_refuses_what_it_cannot_serve() -> None:
         visible_keys(1, T, T, mask_function=masking_utils.causal_mask_function, use_vmap=True)
     images = torch.full((1, T), -1)
     images[0, 3:6] = 0
-    with pytest.raises(ValueError, match="sees later ones"):
+    with pytest.raises(ValueError, match="sees later tokens"):
         visible_keys(
             1, T, T, allow_is_causal_skip=False,
             mask_function=masking_utils.or_masks(

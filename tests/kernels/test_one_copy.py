@@ -45,8 +45,8 @@ def test_a_second_copy_is_refused_in_one_sentence(installed: Path) -> None:
     lines = "import papilio.kernels", f"sys.path.insert(0, {str(ROOT)!r})", "import kernels"
     assert run(installed, *lines).stderr.splitlines()[-1] == (
         f"ImportError: kernels ({ROOT / 'kernels'}) and papilio.kernels "
-        f"({installed / 'papilio' / 'kernels'}) are two copies of Papilio, and one process can "
-        "load one: uninstall the one that you do not need, or take its folder out of sys.path"
+        f"({installed / 'papilio' / 'kernels'}) are two copies of Papilio, and a process can "
+        "load only one: uninstall the other one, or remove its folder from sys.path"
     )
 
 

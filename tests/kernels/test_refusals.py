@@ -67,7 +67,7 @@ def test_errors_name_argument_and_value():
         (
             "doc_start",
             torch.zeros(4, dtype=torch.int32),
-            r"doc_start must have shape \(1, 4\) on cpu, as q \(1, 4, 2, 16\) asks; got \(4,\)",
+            r"doc_start must have shape \(1, 4\) on cpu, to match q \(1, 4, 2, 16\); got \(4,\)",
         ),
         ("doc_start", torch.zeros(1, 4), "doc_start must be int32 or int64, got torch.float32"),
         ("doc_start", torch.zeros(1, 4, device="meta"), r"doc_start .* got \(1, 4\) on meta"),
