@@ -44,7 +44,7 @@ def unsupported_transform() -> str | None:
 
 
 def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> str | None:
-    """Reason why the attention kernels cannot serve the call, or None: they serve all options."""
+    """Reason why the attention kernels cannot serve the call, or None. They support all options."""
     reason = unsupported_device(q, "q") or unsupported_transform()
     if reason is not None:
         return reason

@@ -1,9 +1,9 @@
 """Tile iteration: which key tiles a tile of queries sees, and which query tiles see a tile of keys.
 
 Without a block-sparse mask, each query sees one interval of keys: causal masks and padding limit
-its end, windows and packed documents its start. A program then visits a range of tiles, of which
-the ones in the middle are seen by all queries and need no mask; in the others, a mask costs two
-comparisons. With a block-sparse mask, the tiles come from a list of blocks.
+its end, windows and packed documents its start. A program then visits a range of tiles. All queries
+see the tiles in the middle, which need no mask; in the others, a mask costs two comparisons. With a
+block-sparse mask, the tiles come from a list of blocks.
 
 `features` is `kernels.options.Features`.
 """
@@ -62,12 +62,13 @@ class BlockRange(NamedTuple):
 
 @triton.jit
 def visible_keys(query, n_keys, diagonal, window_size, features: tl.constexpr):
-    """[lower, upper): keys that `query`, a vector or a number, sees, without documents or a mask.
+    """Interval [lower, upper) of keys that `query` sees; ignores documents and block-sparse masks.
 
     The key position of a query is `query + diagonal`, with diagonal = seq_k - seq_q.
     """
     position = query + diagonal
-    lower = position * 0  # in the shape of query
+    # query may be a vector or a scalar: a product with 0 gives the bounds its shape.
+    lower = position * 0
     upper = position * 0 + n_keys
     if features.causal:
         upper = tl.minimum(upper, position + 1)
@@ -80,7 +81,7 @@ def visible_keys(query, n_keys, diagonal, window_size, features: tl.constexpr):
 
 @triton.jit
 def visible_queries(key, seq_q, diagonal, window_size, features: tl.constexpr):
-    """[first, end): queries that see the key `key`, without documents or a block-sparse mask."""
+    """Interval [first, end) of queries that see `key`; ignores documents and block-sparse masks."""
     position = key - diagonal
     first = position * 0
     end = position * 0 + seq_q
@@ -107,7 +108,7 @@ def key_range(
     tile, n_tiles, batch, head, call, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_N_MASKED: tl.constexpr, features: tl.constexpr,
 ):  # fmt: skip
-    """The query tile of program `tile` of a head's `n_tiles`, and the key tiles that it sees.
+    """Query tile of the program `tile` (of `n_tiles` of a head), and the key tiles that it sees.
 
     Returns:
         (start_m, offs_m (M,), lower (M,), upper (M,), BlockRange): within the tiles of the range,
@@ -124,17 +125,18 @@ def key_range(
         start_m = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = start_m + tl.arange(0, BLOCK_M)
 
-    # The interval of each query, which the masked loop compares keys with.
+    # The interval of each query, with which the masked loop compares keys.
     lower, upper = visible_keys(offs_m, n_keys, diagonal, window_size, features)
     if features.documents:
         doc_start = load_doc_start(batch, offs_m, call)
         lower = tl.maximum(lower, doc_start)
 
-    # The intervals of the first and the last query bound those of the tile: some query sees a key
-    # of [some_from, some_to), and all queries see all of [all_from, all_to).
+    # Intervals move with the query, so those of the first and the last query bound the tile's: some
+    # query sees a key of [some_from, some_to), and all queries see all of [all_from, all_to).
     some_from, all_to = visible_keys(start_m, n_keys, diagonal, window_size, features)
     last_m = start_m + BLOCK_M - 1
     all_from, some_to = visible_keys(last_m, n_keys, diagonal, window_size, features)
+    # Rows may be padded to whole blocks: a tile that starts past the last query visits nothing.
     some_to = tl.where(start_m < seq_q, some_to, 0)
     if features.mask_block_size > 0:
         block_range = _sparse_range(entry, 0, some_to, call, BLOCK_N_MASKED, features)
@@ -151,9 +153,9 @@ def query_range(
     tile, start_n, batch, head, doc_bounds_ptr, n_keys, call,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr,
 ):  # fmt: skip
-    """The query tiles of a head that see the key tile at `start_n`, as a BlockRange.
+    """Query tiles of a head that see the key tile at `start_n`, as a BlockRange.
 
-    `doc_bounds_ptr`: the tiles of `kernels.triton.document_bounds`.
+    `doc_bounds_ptr`: `tiles` from `kernels.triton.document_bounds`.
     """
     seq_q, seq_k, window_size = call.seq_q, call.seq_k, call.window_size
     diagonal = seq_k - seq_q
@@ -166,6 +168,8 @@ def query_range(
         return _sparse_range(entry, some_from, some_to, call, BLOCK_M, features)
     else:
         if features.documents:
+            # Documents may come in any order, so bounds cannot be read off a tile's first and last
+            # query: another kernel has reduced them over all queries.
             bounds = doc_bounds_ptr + (batch * tl.cdiv(seq_k, BLOCK_N) + tile) * 2
             all_to = tl.minimum(all_to, tl.load(bounds))
             some_to = tl.minimum(some_to, tl.load(bounds + 1))
@@ -190,12 +194,13 @@ def tile_start(
     offset, end, block, block_range, BLOCK: tl.constexpr, features: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """(first element of the tile at `offset` of a loop, mask block that the next one lies in).
+    """First element of the tile at `offset` of a loop, and the mask block of the next tile.
 
-    `block` is the mask block of this one. Reading the next number one step ahead keeps the loads of
-    a tile from waiting for their address. Without a block-sparse mask, these numbers are unused.
+    `block` is the mask block of this tile. Without a block-sparse mask, block numbers are unused.
     """
     if features.mask_block_size > 0:
+        # Read the next block number one tile ahead: otherwise the loads of each tile would wait for
+        # the load of their address.
         start = block * features.mask_block_size + offset % features.mask_block_size
         ahead = offset + BLOCK
         inside = ahead < end
@@ -220,6 +225,7 @@ def is_visible(key, lower, upper, features: tl.constexpr):
 def load_doc_start(batch, offs_m, call):
     """First key of the document of each query; queries past the end take the last query's."""
     row = tl.cast(batch, tl.int64) * call.seq_q
+    # Clamped rather than masked: a default of 0 would widen the bounds of a tile at the end.
     return tl.load(call.doc_ptr + row + tl.minimum(offs_m, call.seq_q - 1))
 
 
@@ -234,8 +240,10 @@ def _dense_range(some_from, all_from, all_to, some_to, limit, BLOCK: tl.constexp
     none = full_end <= full_begin
     full_begin = tl.where(none, begin, full_begin)
     full_end = tl.where(none, begin, full_end)
+    # The masked loop counts through the tiles before and after the full ones as if they were
+    # adjacent, and `tile_start` skips the gap: one loop body is compiled instead of two.
     gap = full_end - full_begin
-    # Triton 3.6 returns no None
+    # 0 for the missing list: in Triton 3.6, a jit function cannot return None.
     return BlockRange(full_begin, full_end, 0, begin, end - gap, 0, full_begin, gap, 0)
 
 
@@ -243,11 +251,12 @@ def _dense_range(some_from, all_from, all_to, some_to, limit, BLOCK: tl.constexp
 def _sparse_range(entry, some_from, some_to, call, BLOCK: tl.constexpr, features: tl.constexpr):
     """BlockRange of the list of a mask entry: its full blocks, then its partial ones."""
     size = features.mask_block_size
+    # An entry holds its first blocks as well, so that no loop waits for a load from the list.
     full_end, n_partial = tl.load(entry + 2) * size, tl.load(entry + 3)
     full_block, partial_block = tl.load(entry + 4), tl.load(entry + 5)
     begin, end = full_end, full_end + n_partial * size
     if features.causal:
-        # The only partial block is the diagonal's: cut off its tiles outside of the interval
+        # A single partial block is the diagonal's: cut off its tiles outside of the interval
         # [some_from, some_to) that this tile sees.
         before = tl.maximum(some_from - partial_block * size, 0) // BLOCK * BLOCK
         after = tl.maximum((partial_block + 1) * size - some_to, 0) // BLOCK * BLOCK

@@ -1,13 +1,13 @@
 """Backward pass in portable Triton, for Ampere and newer GPUs and for Triton's interpreter.
 
 FlashAttention-2's backward (arXiv 2307.08691, Algorithm 2) recomputes the probabilities from the
-saved log-sum-exp, tile by tile. Two launches, both without atomics, so results repeat bit for bit:
-for dq, which also computes delta = rowsum(dout * out) - dlse, the part of the softmax gradient that
-is the same for all keys of a row (d lse_i / d s_ij = p_ij), then for dk and dv.
+saved log-sum-exp, tile by tile. There are two launches, without atomics, so results repeat bit for
+bit. The first computes dq, and delta = rowsum(dout * out) - dlse, the part of the softmax gradient
+that is the same for all keys of a row (d lse_i / d s_ij = p_ij). The second computes dk and dv.
 
 One kernel for all three gradients would save two of seven matrix products, but programs would have
-to add to the same rows of dq: with atomics, in an order that changes from run to run, or by waiting
-for each other, as kernels/hopper does.
+to add to the same rows of dq: with atomics, whose order changes from run to run, or by waiting for
+each other, as in kernels/hopper.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ from .tuning import (
     tiles_per_head,
 )  # fmt: skip
 
-# The dk, dv kernel reads lse and delta in whole tiles, so that the loads in its loop need no mask,
-# which they would pay for with its speed.
+# lse and delta are padded to whole tiles, because the dk, dv kernel is faster if the loads in its
+# loop need no mask.
 PADDED_ROWS = 128
 
 
@@ -44,15 +44,17 @@ def attn_bwd(
 
     Args:
         dout: (B, T_q, H, D) in the dtype of q; dlse: (B, H, T_q) fp32, or None.
-        q, k, v, out, lse: as `kernels.triton.fwd.attn_fwd` took and gave them.
-        grads: dq, dk and dv, written: of the shapes and dtype of q, k and v, rows contiguous.
+        q, k, v, out, lse: inputs and results of `kernels.triton.fwd.attn_fwd`.
+        grads: dq, dk and dv, written: in the shapes and dtype of q, k and v, rows contiguous.
     """
     batch, seq_q, n_head, _ = q.shape
     seq_k, n_kv_head = k.shape[1], k.shape[2]
+    # Autograd may pass a gradient with any strides: that of a sum is expanded, with strides of 0.
     if dout.stride(-1) != 1 or not rows_in_reach(dout):
         dout = dout.contiguous()
     dq, dk, dv = grads
 
+    # Under a mask, tiles are parts of its blocks, and the last block may reach past the sequence.
     rows = options.mask_block_size or PADDED_ROWS
     padded_q = triton.cdiv(seq_q, rows) * rows
     lse_log2, delta = torch.empty(
@@ -63,9 +65,11 @@ def attn_bwd(
     described = worth_describing(q, k)
     tiles = backward_dq_tiles(q, k, options)
     tile = partial(operand, block_d=tiles.block_d, described=described)
+    # A tile for all padded rows, and dq first: this kernel writes the lse_log2 and delta that the
+    # other one reads.
     n_tiles = padded_q // tiles.block_m
     attn_bwd_dq_kernel[(n_tiles * batch * n_head,)](
-        # q, dout and out are read once: see there why not through TMA.
+        # q, out and dout are read once, and not through TMA: the kernel says why.
         (q, *q.stride()[:3]), tile(k, tiles.block_n), tile(v, tiles.block_n),
         (out, *out.stride()[:3]), (dout, *dout.stride()[:3]), tile(dq, tiles.block_m),
         lse, None if dlse is None else dlse.contiguous(), lse_log2, delta,
@@ -77,11 +81,12 @@ def attn_bwd(
     tiles = backward_dkdv_tiles(q, k, options)
     tile = partial(operand, block_d=tiles.block_d, described=described)
     n_tiles = tiles_per_head(seq_k, tiles.block_n, options)
+    # With a mask, its column lists bound the queries, and documents only mask elements.
     doc_start, doc_bounds = options.doc_start, None
     if doc_start is not None and options.mask_cols is None:
         doc_bounds, _ = document_bounds(doc_start, seq_k, tiles.block_n)
     attn_bwd_dkdv_kernel[(n_tiles * batch * n_kv_head,)](
-        # k and v are read once: a program that keeps them needs no copy engine.
+        # k and v are read once: they stay on chip, so TMA would not help.
         tile(q, tiles.block_m), (k, *k.stride()[:3]), (v, *v.stride()[:3]),
         tile(dout, tiles.block_m), tile(dk, tiles.block_n), tile(dv, tiles.block_n),
         lse_log2, delta, options.dropout_seed, doc_start, doc_bounds, options.kv_lengths,

@@ -1,4 +1,4 @@
-"""Kernel for dk, dv: a program owns BLOCK_N keys and loops over the tiles of queries that see them.
+"""Kernel for dk and dv: a program owns BLOCK_N keys and loops over the query tiles that see them.
 
 The mathematics is in kernels/triton/bwd.py.
 """
@@ -34,10 +34,10 @@ def _accumulate_dkdv(
     key, n_keys, head_key, call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Process the query tiles of one of the two loops: add their share to dk and dv.
+    """Add the query tiles of one of the two loops to dk and dv.
 
-    Scores are transposed, (N, M), as P^T and dS^T enter the products for dv and dk. Rows past the
-    last query have p = 0 by their lse.
+    Scores are transposed, (N, M), because the products for dv and dk take P^T and dS^T. Rows past
+    the last query have lse +inf, so their p is 0.
     """
     seq_q = call.seq_q
     begin, end, block = loop_bounds(query_tiles, MASKED)
@@ -45,8 +45,8 @@ def _accumulate_dkdv(
         start_m, block = tile_start(offset, end, block, query_tiles, BLOCK_M, features, MASKED)
         offs_m = start_m + tl.arange(0, BLOCK_M)
 
-        # Recompute P^T = exp(S^T - lse). Buffers of lse and delta are padded to whole tiles, so
-        # that their loads need no mask.
+        # Recompute P^T = exp(S^T - lse). Rows of q and dout are always checked, as full blocks of a
+        # mask may reach past the last query. lse and delta are padded to whole tiles instead.
         q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
         lse_log2 = tl.load(lse_log2_ptr + offs_m)
         qk_t = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
@@ -68,12 +68,13 @@ def _accumulate_dkdv(
         if features.dropout:
             m, n = tl.arange(0, BLOCK_M)[None, :], tl.arange(0, k_tile.shape[0])[:, None]
             keep_t = dropout_keep(head_key, start_m, m, start_n, n, call.threshold)
-            # A dropped probability becomes negative: the sign takes no further register.
+            # Mark a dropped probability by its sign: a separate mask would take more registers.
             p_t = tl.where(keep_t, p_t, -p_t)
             p_kept_t = tl.maximum(p_t, 0.0, propagate_nan=tl.PropagateNan.ALL)
             dp_t = tl.where(p_t < 0.0, 0.0, dp_t * call.keep_scale)
 
-        # dV += P^T dO; keep_scale is applied once, at the end.
+        # dV += P^T dO, in fp32: only the operand P is rounded to 16 bits for the tensor cores.
+        # keep_scale is applied once, at the end.
         dv = tl.dot(p_kept_t.to(dout_tile.dtype), dout_tile, dv, input_precision=PRECISION)
 
         # dS^T = P^T (dP^T - delta), times the derivative of the cap; then dK += dS^T Q.
@@ -98,7 +99,7 @@ def attn_bwd_dkdv_kernel(
         seed_ptr, doc_ptr, lengths_ptr, cols_ptr, col_blocks_ptr, mask_head_stride,
     )  # fmt: skip
     # Consecutive programs work on tiles of one head, as in the forward kernel. Longest work first:
-    # under a causal mask, that is the first keys, which the most queries see.
+    # under a causal mask, most queries see the first keys.
     tile = tl.program_id(0) % n_tiles
     batch = tl.program_id(0) // n_tiles // n_kv_head
     kv_head = tl.program_id(0) // n_tiles % n_kv_head
@@ -109,12 +110,13 @@ def attn_bwd_dkdv_kernel(
     key = start_n + tl.arange(0, BLOCK_N)
     n_keys = n_keys_of(batch, call, features)
 
-    # K and V stay on chip for all tiles of queries.
+    # K and V stay on chip for all tiles of queries, and of all query heads in the group.
     k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, True)
     v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, True)
     dk_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
-    # All query heads that share these keys, one after the other, add up in registers.
+    # Grouped-query attention: a program serves all query heads of its keys, one after the other.
+    # Their sum stays in registers, and needs neither atomics nor a second pass.
     for group in tl.range(GROUP):
         head = kv_head * GROUP + group
         batch_head = batch * (n_kv_head * GROUP) + head
@@ -130,7 +132,7 @@ def attn_bwd_dkdv_kernel(
                 batch, head, query_tiles, start_n, key, n_keys, head_key, call, HEAD_DIM, BLOCK_D,
                 BLOCK_M, features, PRECISION, MASKED=masked == 1,
             )  # fmt: skip
-    # Factors that all terms share, left out of the loop.
+    # Factors that all terms share are applied once, after the loop.
     dk_acc *= softmax_scale
     if features.dropout:
         dv_acc *= keep_scale

@@ -1,4 +1,4 @@
-"""Kernel for dq: a program owns BLOCK_M queries and loops over the tiles of keys that they see.
+"""Kernel for dq: a program owns BLOCK_M queries and loops over the key tiles that they see.
 
 It also writes delta and lse for the dk, dv kernel. The mathematics is in kernels/triton/bwd.py.
 """
@@ -24,7 +24,7 @@ def _accumulate_dq(
     head_key, call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     features: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Process the key tiles of one of the two loops: add their share to dq."""
+    """Add the key tiles of one of the two loops to dq."""
     seq_k = call.seq_k
     begin, end, block = loop_bounds(key_tiles, MASKED)
     for offset in tl.range(begin, end, BLOCK_N):
@@ -33,21 +33,23 @@ def _accumulate_dq(
         k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
 
-        # Recompute P = exp(S - lse): with lse known, no running maximum is needed.
+        # Recompute P = exp(S - lse). With lse known, no running maximum is needed, and no tile has
+        # to rescale the sum of the earlier ones.
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         qk = cap_scores(qk, call.softcap_scale, features)
         p = tl.exp2(qk * call.scale_log2 - lse_log2[:, None])
         if MASKED:
             p = tl.where(is_visible(key[None, :], lower[:, None], upper[:, None], features), p, 0.0)
 
-        # dP = dO V^T, through dropout.
+        # dP = dO V^T. Dropout scales P on its way to the output, and so its gradient.
         dp = tl.dot(dout_tile, tl.trans(v_tile), input_precision=PRECISION)
         if features.dropout:
             m, n = tl.arange(0, q_tile.shape[0]), tl.arange(0, BLOCK_N)
             keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], call.threshold)
             dp *= tl.where(keep, call.keep_scale, 0.0)
 
-        # dS = P (dP - delta), times the derivative of the cap; then dQ += dS K.
+        # dS = P (dP - delta), times the derivative of the cap; then dQ += dS K, in fp32. Only the
+        # operand dS is rounded to 16 bits for the tensor cores.
         ds = uncap_gradient(p * (dp - delta[:, None]), qk, features)
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
     return dq
@@ -75,21 +77,22 @@ def attn_bwd_dq_kernel(
         tile, n_tiles, batch, head, call, BLOCK_M, BLOCK_N, BLOCK_N, features
     )
 
-    # Read the rows of this program. Not through TMA: a program waits for each of its loads where
-    # it is issued, while these three are in flight together.
+    # Read the rows of this program. Not through TMA: a program waits for each TMA load where it is
+    # issued, while these three loads are in flight together.
     out_tile = load_tile(out, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
     dout_tile = load_tile(dout, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
     q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
 
-    # delta = rowsum(dO O) - dlse, all that the softmax gradient needs of a row's other keys.
+    # delta = rowsum(dO O) - dlse: with it, the softmax gradient of a tile needs no other key.
     delta = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
     row = tl.cast(batch_head, tl.int64)
     inside = offs_m < seq_q
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + row * seq_q + offs_m, mask=inside, other=0.0)
     lse = tl.load(lse_ptr + row * seq_q + offs_m, mask=inside, other=-float("inf"))
-    # Rows that see no key, or past the end, get +inf: exp2(s - inf) is 0 without a test in a loop.
+    # Rows that see no key or are past the end get +inf: exp2(s - inf) is 0 without a test.
     lse_log2 = tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
+    # Both buffers are padded to whole tiles. Fill the padding: the other kernel reads it unmasked.
     tl.store(lse_log2_ptr + row * padded_q + offs_m, lse_log2)
     tl.store(delta_ptr + row * padded_q + offs_m, delta)
 
@@ -102,5 +105,6 @@ def attn_bwd_dq_kernel(
             lower, upper, head_key, call, HEAD_DIM, BLOCK_D, BLOCK_N, features, PRECISION,
             MASKED=masked == 1,
         )  # fmt: skip
+    # dS is the gradient of the scaled scores; the factor to that of q k^T is applied once.
     acc *= softmax_scale
     store_tile(dq, batch, head, start_m, seq_q, acc, HEAD_DIM, BLOCK_M, BLOCK_D)

@@ -1,11 +1,11 @@
-"""Bounds of the queries that documents let see each tile of keys, for the backward passes."""
+"""Bounds of the queries that see each key tile under packed documents, for backward passes."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 CHUNK = tl.constexpr(256)  # queries that a program reads at a time
-TOGETHER = tl.constexpr(16)  # tiles, and blocks, whose bounds a program finds
+TOGETHER = tl.constexpr(16)  # tiles, and blocks, whose bounds one program computes
 BLOCK = tl.constexpr(128)  # queries in a block
 _NEVER = tl.constexpr(2**31 - 1)  # greater than any position of a key
 
@@ -23,9 +23,14 @@ def document_bounds_kernel(
     all_to = tl.full((CHUNK, TOGETHER), seq_q, tl.int32)
     some_to = tl.zeros((CHUNK, TOGETHER), tl.int32)
     least = tl.full((CHUNK, TOGETHER), _NEVER, tl.int32)
+    # Every program reads all queries of its sequence, as documents may come in any order. It keeps
+    # CHUNK partial results for each bound, and reduces them once, after the loop.
     for start in range(0, seq_q, CHUNK):
         query = start + tl.arange(0, CHUNK)[:, None]
+        # Queries past the end get a start that leaves all three bounds as they are.
         doc = tl.load(doc_ptr + batch * seq_q + query, mask=query < seq_q, other=_NEVER)
+        # A document that begins after the first key of a tile hides a part of the tile; one that
+        # begins after its last key hides all of it.
         all_to = tl.minimum(all_to, tl.where(doc > first_key, query, _NEVER))
         some_to = tl.maximum(some_to, tl.where(doc < first_key + TILE, query + 1, 0))
         least = tl.minimum(least, tl.where(query >= begin, doc, _NEVER))
@@ -36,16 +41,16 @@ def document_bounds_kernel(
 
 
 def document_bounds(doc_start: Tensor, seq_k: int, tile_size: int) -> tuple[Tensor, Tensor]:
-    """Bounds for tiles of keys and for blocks of queries.
+    """Compute document bounds for tiles of keys and for blocks of queries.
 
     Args:
         doc_start: (B, T_q) int32, contiguous, in any order: the first key of a query's document.
         seq_k: T_k; tile_size: keys of a tile.
 
     Returns:
-        (tiles, blocks), int32. tiles (B, tiles of keys, 2): in the queries before the first number,
-        no document hides a key of the tile; from the second on, all documents begin after it.
-        blocks (B, blocks of 128 queries): the least start of its queries and of those after it.
+        (tiles, blocks), int32. tiles (B, tiles of keys, 2): for queries before the first number, no
+        document hides a key of the tile; from the second number on, all documents begin after it.
+        blocks (B, blocks of 128 queries): the smallest start of its queries and of all later ones.
     """
     batch, seq_q = doc_start.shape
     n_tiles, n_blocks = triton.cdiv(seq_k, tile_size), triton.cdiv(seq_q, BLOCK.value)

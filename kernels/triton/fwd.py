@@ -38,7 +38,7 @@ def _attend(
 ):  # fmt: skip
     """Process the key tiles of one of the two loops: update output, denominator and maximum.
 
-    MASKED is the loop over tiles in which some query does not see some key.
+    With MASKED, it is the loop over tiles in which some query does not see some key.
     """
     seq_k = call.seq_k
     begin, end, block = loop_bounds(key_tiles, MASKED)
@@ -60,7 +60,8 @@ def _attend(
         # A row that has seen no key yet has maximum -inf; -inf - -inf would be NaN.
         pivot = tl.where(m_new == -float("inf"), 0.0, m_new) if MASKED else m_new
         p = tl.exp2(qk * call.scale_log2 - pivot[:, None])
-        # alpha rescales the sums so far, which are relative to the old maximum.
+        # alpha rescales the sums so far, which are relative to the old maximum. It is 0 where that
+        # is -inf.
         alpha = tl.exp2(m_i - pivot)
         l_i = l_i * alpha + tl.sum(p, 1)
 
@@ -70,7 +71,8 @@ def _attend(
             keep = dropout_keep(head_key, start_m, m[:, None], start_n, n[None, :], call.threshold)
             p *= tl.where(keep, call.keep_scale, 0.0)
 
-        # Rescale the output and add P V.
+        # Rescale the output and add P V. P is rounded to the dtype of V for the tensor cores; the
+        # denominator above adds it up unrounded.
         v_tile = load_tile(v, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], input_precision=PRECISION)
         m_i = m_new
@@ -98,13 +100,14 @@ def attn_fwd_kernel(
         tile, n_tiles, batch, head, call, BLOCK_M, BLOCK_N, BLOCK_N_MASKED, features
     )
 
-    # Q stays in registers or shared memory for all tiles; the sums start empty.
+    # Q stays on chip for all tiles; the sums start empty.
     q_tile = load_tile(q, batch, head, start_m, seq_q, HEAD_DIM, BLOCK_M, BLOCK_D, True)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)  # of scores in units of log2
     if features.sinks:
-        # A sink is one more key, with a score but with value 0.
+        # A sink is one more key, with a score and with value 0. The maximum starts at its score, so
+        # its weight is 1.
         l_i += 1.0
         m_i = l_i * (tl.load(sinks_ptr + head) * LOG2E)
     head_key = dropout_head_key(batch_head, call) if features.dropout else 0
@@ -118,7 +121,8 @@ def attn_fwd_kernel(
             BLOCK_D, BLOCK_N_MASKED if masked else BLOCK_N, features, PRECISION, MASKED=masked == 1,
         )  # fmt: skip
 
-    # Normalize, and write lse for the backward pass. A row that saw no key has out 0, lse -inf.
+    # Normalize once, instead of in each tile, and write lse for the backward pass. A row that sees
+    # no key has out 0 and lse -inf.
     empty = l_i == 0.0
     lse = tl.where(empty, -float("inf"), m_i * LN2 + tl.log(tl.where(empty, 1.0, l_i)))
     acc *= (1.0 / tl.where(empty, 1.0, l_i))[:, None]
@@ -142,7 +146,8 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
     tiles = forward_tiles(q, k, options)
     shared = launch_options(q, k, options)
     tile = partial(operand, block_d=tiles.block_d, described=worth_describing(q, k))
-    # where there is a second loop, with tiles of its own
+    # A TMA descriptor fixes the shape of its tiles, so a masked loop with smaller tiles needs two
+    # descriptors of its own.
     cut = shared["features"].masked_loop and tiles.block_n_masked != tiles.block_n
     n_tiles = tiles_per_head(seq_q, tiles.block_m, options)
     attn_fwd_kernel[(n_tiles * batch * n_head,)](

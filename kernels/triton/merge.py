@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 32  # of a program; the kernel is bound by memory bandwidth
+ROWS = 32  # rows of a program; the kernel is bound by memory bandwidth
 
 
 @triton.jit(do_not_specialize=["n_rows", "lse_head", "part_lse_head"])
@@ -20,7 +20,7 @@ def merge_kernel(
     lse_ptr += batch * lse_batch + head.to(tl.int64) * lse_head + token
     part_lse_ptr += (batch * n_head + head) * part_lse_head + token
 
-    # The weights of the two results are exp(lse), relative to the larger one: nothing overflows.
+    # The weights of the two results are exp(lse), relative to the larger one, so none overflows.
     a = tl.load(lse_ptr, mask=inside, other=-float("inf"))
     b = tl.load(part_lse_ptr, mask=inside, other=-float("inf"))
     m = tl.maximum(a, b)

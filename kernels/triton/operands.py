@@ -1,7 +1,7 @@
-"""How a kernel is given a tensor: as a TMA descriptor where it can be, else as pointer and strides.
+"""Kernel arguments for a tensor: a TMA descriptor if possible, otherwise a pointer and strides.
 
 The copy engine of Hopper and later (TMA) loads a tile with one instruction and no registers for
-addresses, which the forward pass at head dimension 128 is short of.
+addresses. The forward pass at head dimension 128 is short of registers.
 """
 
 import functools
@@ -13,23 +13,23 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import is_interpreted
 
-# Elements of q, times keys. Descriptors save the GPU time and cost the CPU some, and smaller calls
-# wait for the CPU as it is.
+# Elements of q times keys. Descriptors save GPU time but cost CPU time, and smaller calls are
+# limited by the CPU already.
 LEAST_WORK = 2**32
 
 
 def worth_describing(q: Tensor, k: Tensor) -> bool:
-    """Whether a call on q (B, T_q, H, D) and k (B, T_k, H_kv, D) has LEAST_WORK for the GPU."""
+    """Whether attention of q (B, T_q, H, D) and k (B, T_k, H_kv, D) is at least LEAST_WORK."""
     return q.numel() * k.shape[1] >= LEAST_WORK
 
 
 def operand(x: Tensor, rows: int, block_d: int, described: bool) -> Any:
-    """What `kernels.triton.primitives.load_tile` and `store_tile` take for x.
+    """Kernel argument for x, as `kernels.triton.primitives.load_tile` and `store_tile` take it.
 
     Args:
         x: (B, T, H, D), last dimension contiguous.
         rows, block_d: of a tile; its columns are D rounded up to a power of two.
-        described: `worth_describing`, of the call.
+        described: `worth_describing` of the call.
 
     Returns:
         A descriptor of x as (B, H, T, D) with tiles (1, 1, rows, block_d), or the tuple
@@ -48,7 +48,7 @@ def operand(x: Tensor, rows: int, block_d: int, described: bool) -> Any:
 def _describable(x: Tensor) -> bool:
     """Whether TMA can address x: 16-byte aligned, with strides that are multiples of 16 bytes.
 
-    fp32 stays with pointers: its tiles are small, and no speed is promised for it.
+    fp32 keeps pointers: its tiles are small, and its speed is not a goal.
     """
     if x.element_size() != 2 or x.data_ptr() % 16 != 0:
         return False
@@ -57,6 +57,6 @@ def _describable(x: Tensor) -> bool:
     return is_interpreted() or _has_copy_engine(x.device)
 
 
-@functools.cache  # asked a dozen times a call
+@functools.cache  # called a dozen times per attention call
 def _has_copy_engine(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9

@@ -25,9 +25,11 @@ def load_tile(
         MASK_ROWS: whether the tile may reach past the last row.
     """
     if isinstance(x, tl.tensor_descriptor):
+        # TMA fills elements beyond the edges of the tensor with zeros: no mask.
         return x.load([batch, head, row, 0]).reshape([ROWS, BLOCK_D])
     else:
         ptrs, rows, cols = _tile_pointers(x, batch, head, row, ROWS, BLOCK_D)
+        # Four cases: a mask that is always true would still cost registers and instructions.
         if MASK_ROWS and HEAD_DIM != BLOCK_D:
             inside = (rows[:, None] < n_rows) & (cols[None, :] < HEAD_DIM)
             return tl.load(ptrs, mask=inside, other=0.0)
@@ -46,6 +48,7 @@ def store_tile(
 ):  # fmt: skip
     """Store the part of a (ROWS, BLOCK_D) tile that is inside x, given as in `load_tile`."""
     if isinstance(x, tl.tensor_descriptor):
+        # TMA drops elements beyond the edges.
         x.store([batch, head, row, 0], values.to(x.dtype).reshape([1, 1, ROWS, BLOCK_D]))
     else:
         ptrs, rows, cols = _tile_pointers(x, batch, head, row, ROWS, BLOCK_D)
@@ -57,7 +60,7 @@ def store_tile(
 
 @triton.jit
 def _tile_pointers(x, batch, head, row, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Pointers (ROWS, BLOCK_D), row and column numbers of a tile of x, a (pointer, *strides).
+    """Pointers (ROWS, BLOCK_D), row numbers and column numbers of a tile of x, (pointer, *strides).
 
     The start of the tile is computed in int64, because a row number times a stride exceeds 2^31 on
     long contexts. Offsets within a tile stay int32, which saves registers and is safe for the row
@@ -72,11 +75,12 @@ def _tile_pointers(x, batch, head, row, ROWS: tl.constexpr, BLOCK_D: tl.constexp
 
 @triton.jit
 def tanh_ratio(x):
-    """(numerator, denominator) of tanh(x), accurate to 3 roundings.
+    """Numerator and denominator of tanh(x), accurate to 3 roundings.
 
-    x times a ratio of polynomials in x^2, a minimax fit of the relative error on [0, 9]; beyond 9,
-    tanh is 1 in fp32. The definition by exp costs more, because it cancels near 0.
+    tanh(x) is x times a ratio of polynomials in x^2, a minimax fit of the relative error on [0, 9];
+    beyond 9, tanh is 1 in fp32. The definition by exp costs more, because it cancels near 0.
     """
+    # A NaN must stay NaN: by default, tl.minimum and tl.maximum would return the bound.
     x = tl.minimum(x, 9.0, propagate_nan=tl.PropagateNan.ALL)
     x = tl.maximum(x, -9.0, propagate_nan=tl.PropagateNan.ALL)
     y = x * x
@@ -87,7 +91,7 @@ def tanh_ratio(x):
 
 @triton.jit
 def cap_scores(qk, softcap_scale, features: tl.constexpr):
-    """Apply the softcap, if there is one: tanh(softmax_scale / softcap * qk), else qk.
+    """Apply the softcap: tanh(softmax_scale / softcap * qk), or qk if there is none.
 
     The result times scale_log2, softcap * log2(e) or softmax_scale * log2(e), is a score in base 2.
     """
@@ -100,7 +104,7 @@ def cap_scores(qk, softcap_scale, features: tl.constexpr):
 
 @triton.jit
 def uncap_gradient(ds, qk, features: tl.constexpr):
-    """Gradient of the scores before the softcap, if there is one; qk is what `cap_scores` gave."""
+    """Gradient of the scores before the softcap, if any; qk is the result of `cap_scores`."""
     if features.softcap:
         return ds * (1.0 - qk * qk)
     else:
@@ -127,6 +131,8 @@ def dropout_head_key(batch_head, call):
 
     The number of the first query, a multiple of 16, is in the key: kernels count queries from 0.
     """
+    # Mix each half of the seed before the XOR, and salt one of them: seeds with the same XOR of
+    # their halves, or with swapped halves, must not share a key.
     seed = tl.load(call.seed_ptr).to(tl.uint64)
     low = _mix(seed.to(tl.uint32))
     high = _mix((seed >> 32).to(tl.uint32) ^ 0x85EBCA6B)
@@ -143,13 +149,14 @@ def dropout_keep(head_key, start_m, m, start_n, n, threshold):
     start_n + n. m and n are ranges that broadcast; start_m and start_n are multiples of 16.
 
     Elements whose query and key differ only in bit 3 share a hash up to its last multiplication. In
-    the layout of the matrix units from Ampere to Hopper, one thread holds all four elements of such
-    a group, in a transposed tile also. The compiler recognises this, and hashes once for each
-    group, because m and n are passed separately from the start of the tile.
+    the layout of the tensor cores from Ampere to Hopper, one thread holds all four elements of such
+    a group, also in a transposed tile. The compiler recognises this and hashes once for each group,
+    because m and n are passed separately from the start of the tile.
     """
     row_key = _stir(head_key + GOLDEN * (start_m + (m & ~8)).to(tl.uint32))
     x = _stir(row_key ^ (GOLDEN * (start_n + (n & ~8)).to(tl.uint32)))
     first_key = (n & 8) == 0
     upper = tl.where(first_key, 0x846CA68B, 0x915F77F5)
     multiplier = tl.where((m & 8) == 0, upper, tl.where(first_key, 0x93D765DD, 0xADB4A92D))
+    # The threshold is an int32 argument with the bits of a uint32: compare unsigned.
     return (x ^ (x >> 15)) * multiplier >= threshold.to(tl.uint32)

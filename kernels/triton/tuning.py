@@ -1,4 +1,4 @@
-"""What the kernels are launched with: their tiles, and the arguments that they share."""
+"""Launch parameters of the kernels: tile sizes, and the arguments that all of them share."""
 
 import functools
 import json
@@ -22,12 +22,13 @@ def forward_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
 
 
 def backward_dq_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
-    """Tiles of the kernel that owns block_m queries and walks over the keys."""
+    """Tiles of the dq kernel, whose programs own block_m queries and loop over keys."""
     return _tiles("backward_dq", _short(q, k, options), q, options)
 
 
 def backward_dkdv_tiles(q: Tensor, k: Tensor, options: AttentionOptions) -> Tiles:
-    """Tiles of the kernel that owns block_n keys and walks over the queries."""
+    """Tiles of the dk, dv kernel, whose programs own block_n keys and loop over queries."""
+    # A cap and grouped heads need registers even where a mask leaves one loop, so they come first.
     exceptions = ()
     if options.softcap_scale > 0.0 or q.shape[2] > k.shape[2]:
         exceptions = ("hopper, small",)
@@ -43,14 +44,16 @@ def _short(q: Tensor, k: Tensor, options: AttentionOptions) -> tuple[str, ...]:
 
 
 def keys_per_query(q: Tensor, k: Tensor, options: AttentionOptions) -> float:
-    """How many keys a query sees, on average: what is known of it without reading a tensor.
+    """Estimate how many keys a query sees, on average, without reading a tensor.
 
-    Documents and padding are not; the blocks of a mask count whole.
+    Documents and padding are ignored, and blocks of a mask count in full.
     """
     if options.mask_rows is not None and options.mask_row_blocks is not None:
         n_head, n_rows, _ = options.mask_rows.shape
         return options.mask_row_blocks.numel() * options.mask_block_size / (n_head * n_rows)
     seq_q, seq_k = q.shape[1], k.shape[1]
+    # Under a causal mask, queries see from T_k - T_q + 1 to T_k keys; if T_q > T_k, average over
+    # the queries that see any.
     keys = max(seq_k - seq_q / 2, seq_k / 2) if options.causal else seq_k
     if options.window_size > 0:
         keys = min(keys, options.window_size * (1 if options.causal else 2))
@@ -62,13 +65,13 @@ def _tiles(kernel: str, exceptions: tuple[str, ...], q: Tensor, options: Attenti
     return _choose(kernel, exceptions, q.shape[-1], is_fp32, q.device, options.mask_block_size)
 
 
-@functools.cache  # a call costs the CPU some microseconds, and a step of training makes dozens
+@functools.cache  # takes microseconds of CPU time, dozens of times per training step
 def _choose(
     kernel: str, exceptions: tuple[str, ...], head_dim: int, is_fp32: bool, device: torch.device,
     mask_block_size: int,
 ) -> Tiles:  # fmt: skip
-    """The tiles measured on this GPU, or else those of the tables, under the mask's limit."""
-    # Matrix units take no inner dimension below 16; other sizes are padded to a power of two.
+    """Tiles measured on this GPU, or those of the tables, limited to the blocks of a mask."""
+    # Tensor cores take no inner dimension below 16, and tiles have powers of two: pad the rest.
     block_d = max(16, triton.next_power_of_2(head_dim))
     tables = TABLES[kernel]
     if is_fp32:
@@ -82,7 +85,7 @@ def _choose(
         tiles = next(tables[name][block_d] for name in names if block_d in tables.get(name, {}))
     else:
         tiles = tables["portable"][block_d]
-    # Under a mask, a tile lies within one of its blocks.
+    # Under a mask, a tile must not reach beyond its block.
     largest = mask_block_size or MAX_BLOCK
     return replace(
         tiles, block_m=min(tiles.block_m, largest), block_n=min(tiles.block_n, largest),
@@ -90,13 +93,13 @@ def _choose(
     )  # fmt: skip
 
 
-_LARGEST = 1 << 20  # bytes of the file of measured tiles
+_MAX_FILE_BYTES = 1 << 20  # of the file of measured tiles
 
 
 def use_measured_tiles(kernel: str, gpu_name: str, head_dim: int, tiles: Tiles | None) -> None:
-    """From now on, take `tiles` for a kernel and padded head dimension; None: those of the tables.
+    """Use `tiles` for a kernel and padded head dimension from now on; None restores the tables.
 
-    For this process; `scripts.tune_attention` keeps them in `measured_tiles_file`.
+    This changes the process only; `scripts.tune_attention` stores them in `measured_tiles_file`.
     """
     measured = measured_tiles(gpu_name)[kernel]
     measured.pop(head_dim, None)
@@ -106,9 +109,9 @@ def use_measured_tiles(kernel: str, gpu_name: str, head_dim: int, tiles: Tiles |
 
 
 def measured_tiles_file(gpu_name: str) -> Path:
-    """Where `scripts.tune_attention` keeps what it measured on a GPU, for one version of Triton.
+    """Path of the tiles that `scripts.tune_attention` measured on a GPU with this Triton version.
 
-    In $PAPILIO_CACHE, or ~/.cache/papilio.
+    It is in $PAPILIO_CACHE, or in ~/.cache/papilio.
     """
     folder = Path(os.environ.get("PAPILIO_CACHE", "~/.cache/papilio")).expanduser()
     return folder / f"tiles-{gpu_name.replace(' ', '-')}-triton-{triton.__version__}.json"
@@ -116,7 +119,7 @@ def measured_tiles_file(gpu_name: str) -> Path:
 
 @functools.cache
 def measured_tiles(gpu_name: str) -> dict[str, dict[int, Tiles]]:
-    """Tiles by kernel and padded head dimension, from `measured_tiles_file`; read once a process.
+    """Tiles by kernel and padded head dimension, from `measured_tiles_file`, read once.
 
     Raises:
         ValueError: the file is damaged.
@@ -125,10 +128,11 @@ def measured_tiles(gpu_name: str) -> dict[str, dict[int, Tiles]]:
     if not file.exists():
         return {kernel: {} for kernel in TABLES}
     try:
-        if not file.is_file() or file.stat().st_size > _LARGEST:  # a pipe would be waited for
+        # Reading a pipe would block, and a large file cannot be one of ours.
+        if not file.is_file() or file.stat().st_size > _MAX_FILE_BYTES:
             raise ValueError("it is not a file of a few lines")
-        found = json.loads(file.read_text())
-        return {name: {int(d): Tiles(**t) for d, t in found[name].items()} for name in TABLES}
+        tables = json.loads(file.read_text())
+        return {name: {int(d): Tiles(**t) for d, t in tables[name].items()} for name in TABLES}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{file} is not what scripts.tune_attention writes ({error}): delete it, or measure "
@@ -137,18 +141,18 @@ def measured_tiles(gpu_name: str) -> dict[str, dict[int, Tiles]]:
 
 
 def tiles_per_head(seq_len: int, block: int, options: AttentionOptions) -> int:
-    """How many programs share a head: as many as its tiles, those of whole blocks under a mask."""
+    """Number of programs for a head, one per tile; under a mask, with the tiles of whole blocks."""
     rows = max(block, options.mask_block_size)
     return triton.cdiv(seq_len, rows) * (rows // block)
 
 
 def mask_head_stride(entries: Tensor | None) -> int:
-    """From one head to the next in `MaskLists.rows`, `.cols` or `.walks`: 0 if heads share them."""
+    """Stride of heads in `MaskLists.rows`, `.cols` or `.walks`; 0 if all heads share one layout."""
     return 0 if entries is None or entries.shape[0] == 1 else entries.stride(0)
 
 
 def launch_options(q: Tensor, k: Tensor, options: AttentionOptions) -> dict[str, Any]:
-    """The arguments that the forward kernel and both of the backward share."""
+    """Arguments that the forward kernel and both backward kernels share."""
     return {
         "seq_q": q.shape[1], "seq_k": k.shape[1], "window_size": options.window_size,
         "scale_log2": options.scale_log2, "softcap_scale": options.softcap_scale,
@@ -160,10 +164,10 @@ def launch_options(q: Tensor, k: Tensor, options: AttentionOptions) -> dict[str,
 
 
 def compiled_features(q: Tensor, k: Tensor, options: AttentionOptions) -> Features:
-    """What the kernels are compiled for: the options, and whether there is a tile to mask.
+    """Compile-time features of a call: its options, and whether any tile needs a mask.
 
-    There is none where every query sees every key and all tiles are whole. The loop that is left
-    out then leaves its registers to the other.
+    No tile does if every query sees every key and all tiles are whole. The masked loop is then left
+    out, which frees registers for the other loop.
     """
     features = options.features
     some_hidden = features.causal or features.window or features.documents or features.lengths
@@ -174,7 +178,7 @@ def compiled_features(q: Tensor, k: Tensor, options: AttentionOptions) -> Featur
 
 
 def _dot_precision(dtype: torch.dtype) -> str:
-    """How fp32 tiles are multiplied: as `torch.set_float32_matmul_precision` asks."""
+    """Precision of fp32 matrix products, as `torch.set_float32_matmul_precision` sets it."""
     if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
         return "ieee"
     return "tf32"
