@@ -319,7 +319,7 @@ def _check_numbers(
         raise ValueError(f"softmax_scale must be positive and finite, got {softmax_scale}")
     if window_size is not None and not (is_whole_number(window_size) and window_size >= 1):
         raise ValueError(
-            f"window_size, the number of keys that a query sees including itself, must be a whole "
+            f"window_size must be the number of keys that a query sees, itself included: a whole "
             f"number of at least 1, got {window_size!r}. None means no window"
         )
     if softcap is not None and not 0 < softcap < math.inf:

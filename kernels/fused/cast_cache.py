@@ -2,7 +2,7 @@
 
 Weights are fp32, matrix products run in bf16 or fp16. While a `CastCache` is active, all operators
 share one cast of each weight: in both passes, and in every micro-batch of a step. An optimizer may
-write the casts together with the weights that it updates; then nothing is cast again.
+write the casts together with the weights that it updates, so that no cast is needed later.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,7 +38,7 @@ class CastCache:
     again, except those whose casts the optimizer writes.
     """
 
-    # one for all threads, as autograd runs the backward pass in a thread of its own
+    # Not per thread, because autograd runs the backward pass in a thread of its own.
     _active: "CastCache | None" = None
 
     def __init__(self) -> None:
@@ -56,6 +56,8 @@ class CastCache:
                     entry.refresh()
             yield
         finally:
+            # The next step must cast these weights again, and a captured step must contain the
+            # cast: replays change the weights, but not their version counters.
             for entry in self._entries.values():
                 if not entry.optimizer_writes:
                     entry.version = _STALE
@@ -66,7 +68,8 @@ class CastCache:
         entry = self._entries.get(weight.data_ptr())
         if entry is None or (entry.cast.dtype, entry.cast.shape) != (dtype, weight.shape):
             cast = _cast(weight, dtype)
-            # only parameters: the address of a temporary tensor is soon another tensor's
+            # Cache parameters only: the address of a temporary tensor is soon that of another
+            # tensor.
             if weight.is_leaf and weight.requires_grad:
                 self._entries[weight.data_ptr()] = _Entry(weight, cast, weight._version)
             return cast

@@ -1,6 +1,6 @@
 """`linear_cross_entropy`: the loss of a language model's head, without all logits in memory.
 
-The logits of 32,768 tokens over 50,304 entries take 3 GiB, and their gradient as much again. Here
+The logits of 32,768 tokens over 50,304 entries take 3 GiB, and their gradient another 3 GiB. Here
 the logits exist for one chunk of rows at a time, and their gradient overwrites them. The gradient
 of a sum of losses is known together with the losses, so one pass over the chunks computes both.
 
@@ -46,14 +46,14 @@ def linear_cross_entropy(
     calls give the same bits.
 
     Args:
-        hidden: (..., C) states, fp16, bf16, fp32 or fp64. The target of a position is the token
-            after it: the caller shifts the tokens.
+        hidden: (..., C) states, fp16, bf16, fp32 or fp64. To predict the next token, the caller
+            shifts the targets.
         weight: (V, C), of any floating dtype; its gradient has that dtype.
         targets: (...) int64, in [0, vocab_size) or `ignore_index`. Another value makes the loss
             NaN with impl="triton", because a check would wait for the GPU.
-        reduction: "mean" over the targets that count, their "sum", or "none": the loss of each, 0
-            where it does not count. The mean of no targets is NaN, with gradients 0. With "none"
-            the backward pass computes the logits again.
+        reduction: "mean" over the targets that count, their "sum", or "none": the loss of each
+            target, 0 if it does not count. If none counts, the mean is NaN and gradients are 0.
+            With "none", the backward pass computes the logits again.
         vocab_size: rows of the weight that count, at most V; the others are padding. None: all.
         softcap: c > 0 replaces a logit x by c * tanh(x / c) (Gemma 2, arXiv 2408.00118).
         z_loss: weight of lse^2, which keeps logits from drifting (PaLM, arXiv 2204.02311).
@@ -90,7 +90,7 @@ def linear_cross_entropy(
     if reduction == "sum":
         return loss
     n_counted = (targets != ignore_index).sum()
-    # NaN without any target, as in PyTorch. 0 / 0 would make the gradients NaN as well.
+    # NaN if no target counts, as in PyTorch. Dividing 0 by 0 would make the gradients NaN as well.
     return torch.where(n_counted > 0, loss / n_counted.clamp(min=1), torch.nan)
 
 
@@ -129,28 +129,29 @@ def _by_chunks(
     hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, options: LossOptions,
     row_weights: Tensor | None = None, *, with_gradients: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """Losses (N,) and, if wanted, the gradients of their weighted sum by hidden and weight."""
+    """Losses (N,) and, if wanted, gradients of their weighted sum: dhidden and dweight."""
     n_rows, table = hidden.shape[0], cast_weight(weight, hidden.dtype)
     targets = targets.contiguous()
+    # The gradient of a sum is one number with stride 0, and the kernel indexes without a stride.
     if row_weights is not None:
-        row_weights = row_weights.contiguous()  # the gradient of a sum is one expanded number
+        row_weights = row_weights.contiguous()
     losses = hidden.new_empty(n_rows, dtype=_sum_dtype(hidden))
     dhidden = hidden.new_empty(hidden.shape) if with_gradients else None
-    # The first chunk overwrites this sum, so zeros are only needed where there is no chunk.
+    # The first chunk overwrites this sum, so zeros are needed only if there is no chunk.
     make = weight.new_empty if n_rows > 0 else weight.new_zeros
     dweight = make(weight.shape, dtype=losses.dtype) if with_gradients else None
     row_cross_entropy = module_of(impl, "cross_entropy").row_cross_entropy
     rows = chunk_rows(n_rows, table.shape[0] * table.element_size())
     buffer = hidden.new_empty(min(rows, n_rows), table.shape[0])
-    # Triton launches on the current GPU, which need not be that of the tensors. Autocast has had
-    # its say in the dtype of `hidden`.
+    # Triton launches on the current GPU, which need not be that of the tensors. Autocast has
+    # already set the dtype of `hidden`.
     with torch.cuda.device_of(hidden), torch.autocast(hidden.device.type, enabled=False):
         for first in range(0, n_rows, rows):
             chunk = slice(first, first + rows)
             states = hidden[chunk]
             # 1. Logits of the chunk, in the buffer that all chunks share.
             logits = torch.mm(states, table.T, out=buffer[: len(states)])
-            # 2. Their losses. If wanted, their gradient now takes the place of the logits.
+            # 2. Their losses. If gradients are wanted, they overwrite the logits here.
             weights = None if row_weights is None else row_weights[chunk]
             row_cross_entropy(
                 logits, targets[chunk], losses[chunk], options, weights, with_gradients
@@ -215,6 +216,7 @@ def _scale_gradients(ctx: Any, dloss: Tensor | None, *second: Tensor | None) -> 
         )
     if dloss is None:
         return (None,) * (2 + ctx.n_others)
+    # The gradients were computed with the loss, for dloss = 1.
     scaled = ((grad * dloss).to(grad.dtype) for grad in ctx.saved_tensors)
     return *scaled, *(None,) * ctx.n_others
 
@@ -232,7 +234,7 @@ def _scale_gradients(ctx: Any, dloss: Tensor | None, *second: Tensor | None) -> 
 def _loss_and_gradients(
     hidden: Tensor, weight: Tensor, targets: Tensor, impl: str, *options_and_row_weights: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of the losses times their weights, (), and its gradients by hidden and weight."""
+    """Weighted sum of the losses, (), and its gradients: dhidden and dweight."""
     *options, row_weights = options_and_row_weights
     losses, dhidden, dweight = _by_chunks(
         hidden, weight, targets, impl, LossOptions(*options), row_weights, with_gradients=True

@@ -12,8 +12,8 @@ def select_impl(impl: str | None, x: Tensor, **unsupported_reasons: str | None) 
     Args:
         impl: the requested implementation; None selects one.
         x: a tensor of the call.
-        unsupported_reasons: for each implementation with kernels, the fastest first: why it cannot
-            serve the call, or None if it can. "reference" (PyTorch) serves all calls.
+        unsupported_reasons: why each implementation with kernels cannot serve the call, or None if
+            it can; the fastest comes first. "reference" (PyTorch) serves all calls.
 
     Raises:
         ValueError: there is no such implementation, or it cannot serve the call.
@@ -33,9 +33,9 @@ def select_impl(impl: str | None, x: Tensor, **unsupported_reasons: str | None) 
 
 
 def module_of(impl: str, name: str) -> ModuleType:
-    """Import the module NAME of an implementation when it is first used: Triton may be missing.
+    """Import the module `name` of an implementation on first use, because Triton may be missing.
 
-    Those for Hopper end matrix products, and are in kernels/hopper/gemm; others in kernels/fused.
+    Modules for Hopper are epilogues of matrix products, in kernels/hopper/gemm.
     """
     folder = "..hopper.gemm" if impl == "hopper" else f".{impl}"
     return importlib.import_module(f"{folder}.{name}", __package__)

@@ -2,8 +2,8 @@
 
 The work between the two matrix products is one fused step in each pass. Forward: the bias and the
 GELU. Backward: the gradients of both, and optionally the GELU again, so that it need not be saved.
-On H100 and H200 this step is the epilogue of the preceding product, elsewhere a pass over memory.
-cuBLAS computes the other products.
+On H100 and H200, this step is the epilogue of the preceding product; elsewhere, it is a pass over
+memory. cuBLAS computes the other products.
 
 Shapes: N rows, C width of the residual stream, F width in between.
 """
@@ -35,8 +35,8 @@ def gelu_mlp(
 
     Args:
         x: (..., C), fp16, bf16, fp32 or fp64.
-        w_in, b_in, w_out: (F, C), (F,) and (C, F) of one floating dtype, which is also that of
-            their gradients; b_in may be None, for 0.
+        w_in, b_in, w_out: (F, C), (F,) and (C, F) in one floating dtype, which their gradients
+            have as well; b_in may be None, for 0.
         recompute: save one (N, F) tensor for the backward pass instead of two, and compute the
             GELU again there.
         impl: "hopper" (kernels for H100 and H200), "triton" (any GPU) or "reference" (PyTorch,
@@ -73,7 +73,7 @@ def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
     tensors = {"x": x, "w_in": w_in, "w_out": w_out}
     if b_in is not None:
         if b_in.shape != (width,):
-            raise ValueError(f"b_in must be ({width},), as w_in has rows, got {tuple(b_in.shape)}")
+            raise ValueError(f"b_in must be ({width},), the rows of w_in, got {tuple(b_in.shape)}")
         tensors["b_in"] = b_in
     one_dtype = all(t is x or t.dtype == w_in.dtype for t in tensors.values())
     if not (x.is_floating_point() and w_in.is_floating_point() and one_dtype):
@@ -87,6 +87,7 @@ def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
 
 def _fake(x, w_in, b_in, w_out, recompute, impl):
     rows, width = x.shape[0], w_in.shape[0]
+    # An operator cannot return None: a GELU that is not saved is a tensor of 0 rows.
     saved_rows = 0 if recompute else rows
     return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(saved_rows, width)
 
@@ -115,8 +116,11 @@ def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | 
 def _gelu_mlp(
     x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (N, C); h (N, F), the first product without its bias; g (N, F), the GELU, or (0, F) if the
-    backward pass computes it again."""
+    """Return y (N, C), h (N, F), the first product without its bias, and g (N, F), the GELU.
+
+    g is (0, F) if the backward pass computes it again.
+    """
+    # Autocast has set the dtype of x already, and must not change that of the products in here.
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         h, g = module_of(impl, "gelu").linear_gelu(x, cast_weight(w_in, x.dtype), b_in)
         y = g @ cast_weight(w_out, x.dtype).T
@@ -143,6 +147,8 @@ def _gelu_mlp_bwd(
     linear_gelu_bwd, recompute = module_of(impl, "gelu").linear_gelu_bwd, g.shape[0] != h.shape[0]
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
         dh, db_in, g_again = linear_gelu_bwd(dy, w_out_cast, h, b_in, recompute)
+        # `matmul` writes weight gradients in the dtype of the weights, without rounding to that of
+        # x.
         dw_out = matmul(dy.T, g_again if recompute else g, w_out.dtype)
         dw_in = matmul(dh.T, x, w_in.dtype)
         return dh @ w_in_cast, dw_in, x.new_empty(0) if db_in is None else db_in, dw_out

@@ -1,7 +1,7 @@
 """`add_layer_norm`: add a layer's output to the residual stream and normalise the sum.
 
 The forward pass is PyTorch's, which torch.compile fuses. The backward pass is one kernel: the
-gradient of the normalisation, plus that of the stream, and three sums over all rows.
+gradient of the normalisation plus that of the stream, and three sums over all rows.
 
 Shapes: N rows, C width of the stream.
 """
@@ -49,7 +49,7 @@ def add_layer_norm(
     """
     _check(x, y, bias, weight, norm_bias, eps)
     reason = triton.unsupported_device(x, "x") or triton.unsupported_transform()
-    # The kernel serves the backward pass alone.
+    # There is a kernel for the backward pass only.
     needs_kernel = torch.is_grad_enabled() and x.numel() > 0
     if select_impl(impl, x, triton=reason) == "triton" and needs_kernel:
         return _AddLayerNorm.apply(x, y, bias, weight, norm_bias, eps)
@@ -73,7 +73,7 @@ def _check(
     if not 0 <= eps < math.inf:
         raise ValueError(f"eps must be a finite number of at least 0, got {eps}")
     if y is not None and y.shape != x.shape:
-        raise ValueError(f"y must be as x, {tuple(x.shape)}, got {tuple(y.shape)}")
+        raise ValueError(f"y must have the shape of x, {tuple(x.shape)}, got {tuple(y.shape)}")
     if bias is not None and y is None:
         raise ValueError("bias is added to y, and y is None: pass y, or no bias")
     if x.dim() == 0:
@@ -81,7 +81,7 @@ def _check(
     vectors = {"bias": bias, "weight": weight, "norm_bias": norm_bias}
     for name, vector in vectors.items():
         if vector is not None and vector.shape != x.shape[-1:]:
-            wanted = f"({x.shape[-1]},), as x is {tuple(x.shape)}"
+            wanted = f"({x.shape[-1]},) to match x {tuple(x.shape)}"
             raise ValueError(f"{name} must be {wanted}, got {tuple(vector.shape)}")
     tensors = {name: t for name, t in {"x": x, "y": y, **vectors}.items() if t is not None}
     floating = all(t.is_floating_point() for t in tensors.values())
@@ -110,13 +110,13 @@ def add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
 def _widen(
     s: Tensor, weight: Tensor, norm_bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Inputs of a normalisation in fp32, or in fp64 if they are."""
+    """Cast the inputs of a normalisation to fp32, or keep them in fp64."""
     wide = torch.promote_types(s.dtype, torch.float32)
     return cast(s, wide), cast(weight, wide), None if norm_bias is None else cast(norm_bias, wide)
 
 
 class _AddLayerNorm(torch.autograd.Function):
-    """PyTorch's forward, which torch.compile can trace, and a backward of one kernel."""
+    """Forward pass by PyTorch, which torch.compile can trace, and backward pass by one kernel."""
 
     @staticmethod
     def forward(
@@ -130,7 +130,7 @@ class _AddLayerNorm(torch.autograd.Function):
         )
         ctx.save_for_backward(s, mean, rstd, weight)
         ctx.dtypes = [None if t is None else t.dtype for t in (x, y, bias, norm_bias)]
-        # Without y, s is x itself: an autograd.Function returns no input as its output.
+        # Without y, s is x itself, and an autograd.Function must not return its input: make a view.
         return (s.view_as(s) if y is None else s), in_autocast_dtype(cast(normal, s.dtype))
 
     @staticmethod
@@ -152,8 +152,11 @@ def _fake(ds, dn, s, mean, rstd, weight):
 def _layer_norm_bwd(
     ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of s in its shape and dtype, and sums over rows, (3, C) fp32: the gradients of the
-    normalisation's weight and bias, and the sum of the first output."""
+    """Gradient of s, in its shape and dtype, and three sums over rows, (3, C) fp32.
+
+    The sums are the gradients of the normalisation's weight and bias, and the sum of the gradient
+    of s.
+    """
     width = s.shape[-1]
     with torch.cuda.device_of(s):
         rows = [t.contiguous().view(-1, width) for t in (ds, dn, s)]

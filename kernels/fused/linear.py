@@ -1,7 +1,7 @@
 """`linear`: a linear layer whose weight gradient is never rounded to the dtype of activations.
 
-Autocast in PyTorch casts the weight at each use and rounds its gradient. Here casts can be cached
-(`kernels.fused.cast_cache`), and the gradient leaves the matrix product in the weight's dtype.
+PyTorch's autocast casts the weight at each use and rounds its gradient. Here, casts can be cached
+(`kernels.fused.cast_cache`), and the matrix product writes the gradient in the weight's dtype.
 
 Shapes: N rows, C input width, F output width.
 """
@@ -46,11 +46,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         )
     tensors = (x, weight) if bias is None else (x, weight, bias)
     if not all(t.is_floating_point() and t.device == x.device for t in tensors):
-        found = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
+        kinds = ", ".join(f"{t.dtype} on {t.device}" for t in tensors)
         raise ValueError(
-            f"x, weight and bias must be floating-point and on one device, got {found}"
+            f"x, weight and bias must be floating-point and on one device, got {kinds}"
         )
-    # Calling an operator costs more CPU time than a small matrix product.
+    # Without gradients, call the function: an operator costs more CPU time than a small product.
     as_operator = torch.is_grad_enabled() or torch.compiler.is_compiling()
     function = torch.ops.papilio.linear if as_operator else _linear
     y = function(x.reshape(-1, x.shape[-1]), weight, bias)
@@ -67,7 +67,7 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     dx, dweight = torch.ops.papilio.linear_bwd(dy, *ctx.saved_tensors)
     if ctx.bias_dtype is None:
         return dx, dweight, None
-    # outside of the operator, so that torch.compile can fuse the sum
+    # The sum is not part of the operator, so that torch.compile can fuse it.
     wide = torch.promote_types(ctx.bias_dtype, torch.float32)
     return dx, dweight, dy.sum(0, dtype=wide).to(ctx.bias_dtype)
 

@@ -1,11 +1,11 @@
-"""Matrix products whose result has a higher precision than their factors."""
+"""Matrix products whose result has a higher precision than their operands."""
 
 import torch
 from torch import Tensor
 
 
 def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in `dtype`, without an intermediate rounding to the dtype of the factors.
+    """Compute a @ b in `dtype`, without an intermediate rounding to the dtype of a and b.
 
     Args:
         a, b: (M, K) and (K, N) of one dtype.
@@ -13,6 +13,8 @@ def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     wide = torch.promote_types(a.dtype, dtype)
     if wide == a.dtype:
         return (a @ b).to(dtype)
+    # Only CUDA has products with a wider output: cuBLAS accumulates in fp32 in any case. Elsewhere,
+    # the operands are widened.
     if a.is_cuda:
         return torch.mm(a, b, out_dtype=wide).to(dtype)
     return (a.to(wide) @ b.to(wide)).to(dtype)

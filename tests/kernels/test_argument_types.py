@@ -55,7 +55,10 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: attention(dropout_p="0"), "dropout_p must be a number, got '0' (str)"),
     (lambda: attention(dropout_p=None), "dropout_p must be a number, got None"),
     (lambda: context(dropout_p="0"), "dropout_p must be a number, got '0' (str)"),
-    (lambda: attention(window_size=True), "window_size, the number of keys that a query sees"),
+    (
+        lambda: attention(window_size=True),
+        "window_size must be the number of keys that a query",
+    ),
     (lambda: attention(window_size="2"), "a whole number of at least 1, got '2'. None means no"),
     (lambda: attention(dropout_seed=True), "dropout_seed must be an int or an int64 tensor"),
     (lambda: attention(doc_start=[0] * 16), "doc_start must be a torch.Tensor or None, got [0, 0,"),

@@ -83,8 +83,8 @@ def test_gradients_of_a_repeated_call(qkv):
     [
         ({"causal": True}, {"causal": 1}, "causal must be True or False, got 1"),
         ({"softmax_scale": 1.0}, {"softmax_scale": True}, "softmax_scale must be a number"),
-        ({"window_size": 1}, {"window_size": True}, "window_size, the number of keys"),
-        ({"window_size": 1}, {"window_size": 1.0}, "window_size, the number of keys"),
+        ({"window_size": 1}, {"window_size": True}, "window_size must be the number of keys"),
+        ({"window_size": 1}, {"window_size": 1.0}, "window_size must be the number of keys"),
         ({"dropout_p": 0.0}, {"dropout_p": False}, "dropout_p must be a number"),
         (
             {"dropout_p": 0.5, "dropout_seed": 1},

@@ -116,7 +116,7 @@ def test_errors_name_argument_and_value():
         flash_attention_packed(qkv[..., 0])
     with pytest.raises(ValueError, match=r"got shape \(2, 53, 2, 4, 16\)"):
         flash_attention_packed(qkv[:, :, :2])
-    with pytest.raises(ValueError, match="window_size, the number of keys .* got 0"):
+    with pytest.raises(ValueError, match="window_size must be the number of keys .* got 0"):
         flash_attention_packed(qkv, window_size=0)
     with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
         flash_attention_packed(qkv, window=3)

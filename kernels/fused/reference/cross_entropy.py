@@ -1,4 +1,4 @@
-"""Losses of rows of logits and their gradient in plain PyTorch: the reference for the kernel."""
+"""Row-wise losses of logits and their gradient in plain PyTorch: the reference for the kernel."""
 
 import torch
 from torch import Tensor
@@ -23,17 +23,17 @@ def row_cross_entropy(
         IndexError: a target that counts is outside of the vocabulary.
     """
     counts = targets != options.ignore_index
-    known = targets[counts]
-    if known.numel() and not 0 <= known.min() <= known.max() < options.vocab_size:
+    counted = targets[counts]
+    if counted.numel() and not 0 <= counted.min() <= counted.max() < options.vocab_size:
         raise IndexError(
-            f"targets lie in [{known.min()}, {known.max()}] and must lie in "
+            f"targets lie in [{counted.min()}, {counted.max()}] and must lie in "
             f"[0, {options.vocab_size}), or be ignore_index={options.ignore_index}"
         )
     target = targets.where(counts, 0)[:, None]
     scores = logits[:, : options.vocab_size].to(losses.dtype)
     if options.softcap:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    # log_softmax rather than scores - lse, which would lose digits to the rounding of a large lse
+    # Not scores - lse, which would lose digits to the rounding of a large lse.
     log_p, lse = scores.log_softmax(1), scores.logsumexp(1)
     loss = options.z_loss * lse.square() - log_p.gather(1, target)[:, 0]
     losses.copy_(loss.where(counts, 0.0))

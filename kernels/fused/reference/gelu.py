@@ -6,11 +6,11 @@ from torch.nn import functional as F
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """h = x @ weight.T and gelu(h + bias), in the tanh form.
+    """Compute h = x @ weight.T and gelu(h + bias), in the tanh form.
 
     Args:
-        x, weight: (N, C) and (F, C) of one dtype, which is also that of the results.
-        bias: (F,), perhaps of another dtype; None: 0.
+        x, weight: (N, C) and (F, C) in one dtype, which the results have as well.
+        bias: (F,), possibly in another dtype; None: 0.
 
     Returns:
         (N, F) twice.
@@ -27,7 +27,7 @@ def linear_gelu_bwd(
     Args:
         dy, weight, h: (N, C), (C, F) and (N, F) of one dtype.
         bias: (F,) or None.
-        recompute: also return the GELU, otherwise None in its place.
+        recompute: return the GELU as well; otherwise None in its place.
     """
     x = _add(h, bias)
     dx = torch.ops.aten.gelu_backward((dy @ weight).to(x.dtype), x, approximate="tanh")
@@ -36,6 +36,6 @@ def linear_gelu_bwd(
 
 
 def _add(h: Tensor, bias: Tensor | None) -> Tensor:
-    """h + bias in at least fp32."""
+    """Add h and bias in at least fp32."""
     dtype = torch.promote_types(h.dtype, torch.float32)
     return h.to(dtype) if bias is None else h.to(dtype) + bias.to(dtype)

@@ -19,7 +19,9 @@ _TRITON = {None: None, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 @triton.jit
 def _tensor_at(address, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """Load the address of a tensor, as a pointer to DTYPE; `ALIGNED` to 16 bytes."""
+    """Load the address of a tensor as a pointer to DTYPE, aligned to 16 bytes if `ALIGNED`."""
+    # The compiler knows the alignment of arguments, but not that of an address from memory. Without
+    # this hint it would not vectorise loads.
     pointer = tl.load(address).to(tl.pointer_type(DTYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
@@ -33,7 +35,7 @@ def adamw_kernel(
     addresses_ptr,
     sizes_ptr,  # (n,) int64: elements of each tensor
     lr_ptr,  # () fp32
-    divisor_ptr,  # () fp32: of all gradients; None: 1
+    divisor_ptr,  # () fp32: divisor of all gradients; None: 1
     skip_ptr,  # () fp32: skip the step unless it is 0; None: 0
     eps, weight_decay,
     BETA1: tl.constexpr, BETA2: tl.constexpr, LOG2_BETA1: tl.constexpr, LOG2_BETA2: tl.constexpr,
@@ -47,9 +49,11 @@ def adamw_kernel(
     first = tl.load(blocks_ptr + 2 * program + 1).to(tl.int64) * BLOCK
     at = first + tl.arange(0, BLOCK)
     size = tl.load(sizes_ptr + tensor)
-    # A skipped step stays in the CUDA graph: it masks all loads and stores.
+    # A CUDA graph cannot leave out a launch, so a skipped step masks all of its loads and stores.
     if skip_ptr is not None:
         size = tl.where(tl.load(skip_ptr) == 0.0, size, 0)
+    # Masked accesses are vectorised only if this bound is known to be a multiple of the vector
+    # size.
     if ALIGNED:
         size = tl.multiple_of(size, 4)
     inside = at < size
@@ -73,7 +77,8 @@ def adamw_kernel(
     # Bias corrections in fp64: 1 - beta^step has few digits in fp32 early on, with beta near 1.
     m_correction = (1.0 - tl.exp2(step.to(tl.float64) * LOG2_BETA1)).to(tl.float32)
     v_correction = (1.0 - tl.exp2(step.to(tl.float64) * LOG2_BETA2)).to(tl.float32)
-    # Update the weight, with decoupled decay.
+    # Update the weight, with decoupled decay. tl.sqrt is an approximation; sqrt_rn rounds
+    # correctly, as PyTorch's sqrt does.
     root = tl.sqrt_rn(v) / tl.sqrt_rn(v_correction) + eps
     w = w * (1.0 - lr * weight_decay) - lr / m_correction * (m / root)
     tl.store(weights, w, inside)
@@ -88,7 +93,7 @@ def adamw_kernel(
 
 
 class AdamWLaunch:
-    """Launches for one group of weights; the tables are made again only if tensors have moved."""
+    """Launcher for one group of weights; rebuilds its tables only if tensors have moved."""
 
     def __init__(self) -> None:
         self._sizes: tuple[int, ...] = ()
@@ -109,13 +114,13 @@ class AdamWLaunch:
             casts: for each weight, contiguous, of its shape, all of one dtype; written as well.
             lr: () fp32.
             divisor: () fp32; gradients are divided by it. None: 1.
-            skip: () fp32; nothing changes unless it is 0. None: 0.
+            skip: () fp32; unless it is 0, nothing changes. None: 0.
         """
         device = tensors[0][0].device
         (dtype,) = {cast.dtype for cast in casts if cast is not None} or {None}
         self._update_tables(tensors, casts, device)
         blocks, sizes, addresses = self._tables
-        # Step counters are single numbers, loaded as such.
+        # Step counters are loaded one by one, so their alignment does not matter.
         vectors = [a for i, a in enumerate(self._addresses) if i % 6 != 5]
         aligned = all(n % 4 == 0 for n in self._sizes) and all(a % 16 == 0 for a in vectors)
         with torch.cuda.device_of(tensors[0][0]):
@@ -129,7 +134,7 @@ class AdamWLaunch:
         self, tensors: Sequence[tuple[Tensor, ...]], casts: Sequence[Tensor | None],
         device: torch.device,
     ) -> None:  # fmt: skip
-        """Make the tables that do not fit these tensors."""
+        """Rebuild the tables that do not match these tensors."""
         sizes = tuple(weight.numel() for weight, *_ in tensors)
         if sizes != self._sizes:
             n = torch.tensor(sizes)
@@ -141,8 +146,8 @@ class AdamWLaunch:
             self._tables = [self._put(blocks, device), self._put(n, device)]
         addresses = tuple(
             0 if x is None else x.data_ptr()
-            for (*of_weight, step), cast in zip(tensors, casts, strict=True)
-            for x in (*of_weight, cast, step)
+            for (*updated, step), cast in zip(tensors, casts, strict=True)
+            for x in (*updated, cast, step)
         )
         if addresses != self._addresses:
             self._addresses = addresses

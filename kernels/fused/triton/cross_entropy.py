@@ -1,4 +1,4 @@
-"""Losses of rows of logits and their gradient, one program per row.
+"""Row-wise losses of logits and their gradient, one program per row.
 
 A row of 50,304 logits in bf16 is 98 KiB: too long for registers. But the rows in flight fit in the
 L2 cache, so only the first of the two passes over a row reads it from memory.
@@ -11,8 +11,8 @@ from torch import Tensor
 from ...triton.primitives import LN2, LOG2E, tanh_ratio
 from ..cross_entropy import LossOptions
 
-# The fastest on an H100. With 32 registers per thread two rows fit on an SM: one can load while the
-# other computes.
+# The fastest on an H100. With 32 registers per thread, two rows fit on an SM: one can load while
+# the other computes.
 BLOCK_V, NUM_WARPS, MAX_REGISTERS = 4096, 32, 32
 # Below all scores, and finite: the difference of two infinities would be NaN.
 LOWEST = tl.constexpr(-1e38)
@@ -20,7 +20,7 @@ LOWEST = tl.constexpr(-1e38)
 
 @triton.jit
 def to_scores(logits, softcap, HAS_SOFTCAP: tl.constexpr):
-    """Logits in fp32, capped."""
+    """Convert logits to fp32 and apply the softcap."""
     scores = logits.to(tl.float32)
     if HAS_SOFTCAP:
         numerator, denominator = tanh_ratio(scores / softcap)
@@ -41,7 +41,7 @@ def add_scores(scores, highest, total):
 def loss_gradient(
     scores, columns, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP: tl.constexpr
 ):
-    """Gradient of the loss by the logits: (factor * softmax - one_hot(target)) * weight."""
+    """Gradient of the logits: (factor * softmax - one_hot(target)) * weight."""
     # Not exp(score - lse): the rounding of lse, a large number, would be a relative error here.
     gradient = tl.exp2((scores - top) * LOG2E - log2_total) * factor
     gradient = tl.where(columns == target, gradient - 1.0, gradient)
@@ -66,6 +66,8 @@ def cross_entropy_kernel(
     dtype: tl.constexpr = logits_ptr.dtype.element_ty
     target = tl.load(targets_ptr + row)
     block = tl.arange(0, BLOCK_V)
+    # An ignored row has loss 0. Its logits must still become zeros: the matrix products for the
+    # gradients of hidden and weight read all rows.
     if target == ignore_index:
         tl.store(losses_ptr + row, 0.0)
         if WITH_GRADIENTS:
@@ -73,6 +75,8 @@ def cross_entropy_kernel(
                 columns = start + block
                 tl.store(logits_ptr + columns, tl.zeros((BLOCK_V,), dtype), columns < n_columns)
     else:
+        # A target outside of the vocabulary must not be dereferenced. A kernel cannot raise, so the
+        # loss becomes NaN below.
         is_known = (target >= 0) & (target < vocab_size)
         at_target = tl.load(logits_ptr + tl.where(is_known, target, 0))
         at_target = to_scores(at_target, softcap, HAS_SOFTCAP)
@@ -94,7 +98,8 @@ def cross_entropy_kernel(
         seen = tl.where(last < vocab_size, last_scores, -float("inf"))
         highest, total = add_scores(seen, highest, total)
 
-        # Reduce over the lanes, and write the loss.
+        # Reduce over the lanes, and write the loss. Not lse - at_target, because the rounding of a
+        # large lse would be an absolute error of the loss.
         top = tl.max(highest, 0)
         log2_total = tl.log2(tl.sum(total * tl.exp2((highest - top) * LOG2E), 0))
         lse = top + log2_total * LN2
@@ -111,11 +116,12 @@ def cross_entropy_kernel(
                 last_scores, last, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP
             )
             gradient = tl.where(last < vocab_size, gradient, 0.0)
-            # The last block of logits, and zeros for padding columns behind it.
+            # The last block of logits is still in registers. Padding columns after it get zeros.
             for start in range(whole, n_columns, BLOCK_V):
                 columns = start + block
                 tl.store(logits_ptr + columns, gradient.to(dtype), columns < n_columns)
                 gradient = tl.zeros((BLOCK_V,), tl.float32)
+            # evict_first: this program is done with these lines, and other rows need the cache.
             for start in range(0, whole, BLOCK_V):
                 columns = start + block
                 logits = tl.load(logits_ptr + columns, eviction_policy="evict_first")
@@ -132,8 +138,8 @@ def row_cross_entropy(
 ) -> None:  # fmt: skip
     """Write the loss of each row and, if wanted, overwrite the logits with its gradient.
 
-    As `kernels.fused.reference.cross_entropy.row_cross_entropy`, except that a target outside of
-    the vocabulary makes its loss NaN. Rows are contiguous.
+    Same as `kernels.fused.reference.cross_entropy.row_cross_entropy`, except that a target outside
+    of the vocabulary makes its loss NaN. Rows are contiguous.
     """
     cross_entropy_kernel[(len(logits),)](
         logits, targets, row_weights, losses, logits.stride(0), logits.shape[1], *options,

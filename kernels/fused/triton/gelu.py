@@ -1,7 +1,7 @@
-"""Bias and GELU in one pass over memory each way; PyTorch computes the matrix products.
+"""Bias and GELU, forward and backward in one pass over memory each; PyTorch does the products.
 
-The tanh form of the GELU is x * s, with s = sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3): the
-logistic function keeps its relative precision for negative x, where 1 + tanh(u) cancels.
+The tanh form of the GELU is x * s, with s = sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3). The
+sigmoid keeps its relative precision for negative x, where 1 + tanh(u) cancels.
 """
 
 import torch
@@ -13,7 +13,7 @@ from ...triton.primitives import LOG2E
 from .sums import add_parts
 
 # Measured on an H100. A program of the backward pass processes ROWS * STEPS rows of COLUMNS
-# numbers: enough that only few partial sums of columns are left to add.
+# numbers, so that few partial sums of columns are left to add.
 ROWS, COLUMNS, STEPS, NUM_STAGES, NUM_WARPS = 32, 128, 8, 3, 8
 CUBIC = tl.constexpr(0.044715)
 TWICE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
@@ -21,7 +21,8 @@ TWICE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi)
 
 @triton.jit
 def gate(x):
-    """s, as above."""
+    """Gate s = sigmoid(2 u) of the GELU."""
+    # exp2 is one instruction; exp would first multiply by log2(e), which is in the constant here.
     return 1.0 / (1.0 + tl.exp2((x + x * x * x * CUBIC) * (-TWICE * LOG2E)))
 
 
@@ -31,7 +32,8 @@ def bias_gelu_kernel(
     bias_ptr,  # or None
     g_ptr, n_rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Process one tile."""
+    """Write one tile of the GELU."""
+    # int64, because an offset into (N, F) may exceed 2^31.
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (rows < n_rows)[:, None] & (columns < width)[None, :]
@@ -52,7 +54,7 @@ def bias_gelu_bwd_kernel(
     n_rows, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Process a column of STEPS tiles, with the loads of later tiles in flight."""
+    """Process STEPS tiles, one below the other, with the loads of later tiles in flight."""
     first = tl.program_id(0).to(tl.int64) * (ROWS * STEPS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     bias = tl.zeros((COLUMNS,), tl.float32)
@@ -68,19 +70,20 @@ def bias_gelu_bwd_kernel(
         # d(x s)/dx = s + x s', with s' = s (1 - s) * d(2 u)/dx
         s = gate(x)
         dx = dg * (s + x * s * (1.0 - s) * (1.0 + x * x * (3.0 * CUBIC)) * TWICE)
-        # Rows of a tile are summed after the loop. Those outside have dg = 0, and so dx = 0.
+        # The rows of the tile are summed once, after the loop. Rows outside have dg = 0, so dx = 0.
         sums += dx
         tl.store(dh_ptr + at, dx.to(dh_ptr.dtype.element_ty), inside)
         if g_ptr is not None:
             tl.store(g_ptr + at, (x * s).to(g_ptr.dtype.element_ty), inside)
-    # The gradient of the bias: a partial sum per program, which `add_parts` adds in a fixed order.
+    # The gradient of the bias: a partial sum for each program. `add_parts` adds them in a fixed
+    # order, so that repeated calls give the same bits; atomics would not.
     if sums_ptr is not None:
         of_program = sums_ptr + tl.program_id(0) * width + columns
         tl.store(of_program, tl.sum(sums, 0), columns < width)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As `kernels.fused.reference.gelu.linear_gelu`."""
+    """Same as `kernels.fused.reference.gelu.linear_gelu`."""
     h = x @ weight.T
     n_rows, width = h.shape
     g = torch.empty_like(h)
@@ -94,7 +97,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor,
 def linear_gelu_bwd(
     dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor | None, recompute: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """As `kernels.fused.reference.gelu.linear_gelu_bwd`; h is contiguous."""
+    """Same as `kernels.fused.reference.gelu.linear_gelu_bwd`; h is contiguous."""
     dg = dy @ weight
     n_rows, width = h.shape
     dh, g_again = torch.empty_like(h), torch.empty_like(h) if recompute else None

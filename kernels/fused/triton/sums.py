@@ -1,4 +1,4 @@
-"""Sum of partial sums, one from each program of another kernel."""
+"""Add up the partial sums that the programs of another kernel have written."""
 
 import torch
 import triton
@@ -14,9 +14,11 @@ def add_parts_kernel(
     totals_ptr,  # (width,)
     parts_stride, n_parts, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Add all rows of a few columns: with little work in all, many programs finish sooner."""
+    """Add all rows of a few columns. There is little work in total, so many programs share it."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    # One program adds all parts of its columns, in a fixed order: repeated calls give the same
+    # bits.
     for first in range(0, n_parts, ROWS):
         rows = first + tl.arange(0, ROWS)
         inside = (rows < n_parts)[:, None] & (columns < width)[None, :]
@@ -27,9 +29,9 @@ def add_parts_kernel(
 
 
 def add_parts(parts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Sum over the rows of (parts, width) fp32, each row contiguous, in `dtype`.
+    """Sum the rows of (parts, width) fp32, each row contiguous; returns (width,) in `dtype`.
 
-    For the few hundred parts that kernels leave, PyTorch's sum is slower: it runs few programs.
+    For the few hundred parts that kernels leave, PyTorch's sum is slower, as it runs few programs.
     """
     n_parts, width = parts.shape
     totals = parts.new_empty(width, dtype=dtype)

@@ -190,7 +190,7 @@ def test_errors_name_argument_and_value():
     cases = [
         ((x[0], w_in, b_in, w_out), r"x must be \(..., C\), w_in \(F, C\).*got \(24,\)"),
         ((x, w_in, b_in, w_in), r"\(300, 24\), \(261, 24\) and \(261, 24\)"),
-        ((x, w_in, b_in[1:], w_out), r"b_in must be \(261,\), as w_in has rows, got \(260,\)"),
+        ((x, w_in, b_in[1:], w_out), r"b_in must be \(261,\), the rows of w_in, got \(260,\)"),
         ((x, w_in, b_in.half(), w_out), "of one dtype, got .*torch.float16"),
         ((x, w_in, b_in.to("meta"), w_out), "b_in on meta"),
     ]
