@@ -1,9 +1,9 @@
-"""Exchange in a ring: each rank sends a tensor to the next rank and receives one from the previous.
+"""Ring exchange: each rank sends a tensor to the next rank and receives one from the previous.
 
 Between GPUs with peer access, the driver copies the tensor into a receive buffer: memory of this
 GPU that the previous rank can write to. Such a copy needs no SM, so it never competes with kernels
-that compute meanwhile. All other exchanges are a collective of torch.distributed: between machines,
-on CPUs, and of tensors above MAX_RECEIVE_BUFFER.
+that run at the same time. All other exchanges use a collective of torch.distributed: those between
+machines, on CPUs, and of tensors above MAX_RECEIVE_BUFFER.
 """
 
 import os
@@ -19,7 +19,7 @@ from .group import ContextGroup
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-SWITCH = "PAPILIO_RECEIVE_BUFFERS"  # environment variable; 0 leaves all exchanges to collectives
+SWITCH = "PAPILIO_RECEIVE_BUFFERS"  # environment variable; 0 uses collectives for all exchanges
 TIMEOUT_MS = 600_000  # for the other GPUs to arrive, as in torch.distributed
 
 # Channels of the signals between two GPUs: "my buffer may be overwritten", "my data has arrived".
@@ -30,7 +30,7 @@ class Exchange(Protocol):
     """An exchange in flight. Kernels launched before `wait` run concurrently with it."""
 
     def wait(self) -> Tensor:
-        """Received tensor. What is launched after this call runs after the exchange."""
+        """Return the received tensor. Kernels launched after this call run after the exchange."""
         ...
 
 
@@ -48,6 +48,8 @@ def post(group: ContextGroup, sent: Tensor, slot: int) -> Exchange:
     Raises:
         RuntimeError: a CUDA graph was being captured at the first exchange of this size.
     """
+    # All ranks must choose the same way, or they would wait for each other forever. Sizes are equal
+    # on all ranks, and `_have_peer_access` gives the same answer to all.
     too_large = sent.nbytes > MAX_RECEIVE_BUFFER
     if not sent.is_cuda or too_large or not _have_peer_access(group, sent.device):
         return _Collective(group, sent)
@@ -73,11 +75,11 @@ def free_receive_buffers() -> None:
 
 
 class _Collective:
-    """Exchange by torch.distributed."""
+    """Exchange through a collective of torch.distributed."""
 
     def __init__(self, group: ContextGroup, sent: Tensor) -> None:
-        # An all-to-all rather than isend and irecv: for those, PyTorch makes the allocator wait for
-        # a stream, which is impossible during the capture of a CUDA graph.
+        # An all-to-all, not isend and irecv: for those, PyTorch makes the allocator wait for a
+        # stream, which is impossible during the capture of a CUDA graph.
         send_rows, receive_rows = [0] * group.size, [0] * group.size
         send_rows[(group.rank + 1) % group.size] = receive_rows[group.rank - 1] = len(sent)
         self._sent, self._received = sent, torch.empty_like(sent)
@@ -107,6 +109,8 @@ class _ReceiveBuffers:
 
     def __init__(self, group: ContextGroup, device: torch.device) -> None:
         self.previous, self.next = (group.rank - 1) % group.size, (group.rank + 1) % group.size
+        # High priority: signals are small kernels, which should not queue behind those that
+        # compute.
         self.stream = torch.cuda.Stream(device, priority=-1)
         self._group, self._device = group, device
         self.slots: dict[int, list[_ReceiveBuffer]] = {}
@@ -114,7 +118,7 @@ class _ReceiveBuffers:
     def get(self, slot: int, n_bytes: int) -> _ReceiveBuffer:
         """Smallest buffer of the slot that holds n_bytes, allocated if there is none.
 
-        Buffers are never replaced, as CUDA graphs hold their addresses.
+        Buffers are never replaced, because CUDA graphs hold their addresses.
         """
         buffers = self.slots.setdefault(slot, [])
         fitting = [buffer for buffer in buffers if len(buffer.own) >= n_bytes]
@@ -136,32 +140,35 @@ class _ReceiveBuffers:
         assert self._group.process_group is not None
         own = symmetric_memory.empty(n_bytes, dtype=torch.uint8, device=self._device)
         # The GPU sets the signals of this buffer to zero in stream order, and PyTorch 2.11 does not
-        # wait for that: a signal that another GPU sends before would be lost.
+        # wait for that. A signal that another GPU sends earlier would be lost.
         torch.cuda.synchronize(self._device)
         try:
             signals = symmetric_memory.rendezvous(own, self._group.process_group)
         except RuntimeError as error:
             raise RuntimeError(
                 "GPUs of one machine could not open each other's memory, which a container may "
-                f"forbid: set {SWITCH}=0, and NCCL exchanges what ring attention sends"
+                f"forbid: set {SWITCH}=0 to use NCCL for the exchanges of ring attention"
             ) from error
         return _ReceiveBuffer(signals, own, signals.get_buffer(self.next, (n_bytes,), torch.uint8))
 
 
 class _PeerCopy:
-    """Exchange by a copy into the receive buffer of the next rank."""
+    """Exchange through a copy into the receive buffer of the next rank."""
 
     def __init__(self, buffers: _ReceiveBuffers, sent: Tensor, slot: int) -> None:
         buffer, stream = buffers.get(slot, sent.nbytes), buffers.stream
         signals, previous, next_rank = buffer.signals, buffers.previous, buffers.next
-        # The current stream has produced `sent`, and has read what this buffer held before.
+        # The current stream has written `sent`, and has read the previous contents of this buffer:
+        # wait for both before the copy starts and the buffer is declared free.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            # Tell the previous rank that this buffer is free; wait until that of the next rank is.
+            # Signal the previous rank that this buffer is free; wait until that of the next rank
+            # is. All ranks put before they wait: the other order would be a deadlock around the
+            # ring.
             signals.put_signal(previous, _FREE, TIMEOUT_MS)
             signals.wait_signal(next_rank, _FREE, TIMEOUT_MS)
             buffer.next[: sent.nbytes].copy_(sent.view(-1).view(torch.uint8))
-            # Tell the next rank that its data has arrived; wait for our own.
+            # Signal the next rank that its data has arrived; wait for our own.
             signals.put_signal(next_rank, _ARRIVED, TIMEOUT_MS)
             signals.wait_signal(previous, _ARRIVED, TIMEOUT_MS)
             self._done = stream.record_event()
@@ -178,7 +185,7 @@ _PEER_ACCESS: "dict[ProcessGroup, bool]" = {}
 
 
 def _have_peer_access(group: ContextGroup, device: torch.device) -> bool:
-    """Whether each rank can write to the memory of the next rank's GPU: the same on all ranks."""
+    """Whether every rank can write to the memory of the next rank's GPU; the same on all ranks."""
     assert group.process_group is not None
     if group.process_group not in _PEER_ACCESS:
         _refuse_capture()
@@ -186,6 +193,7 @@ def _have_peer_access(group: ContextGroup, device: torch.device) -> bool:
         def uuid(gpu: torch.device | int) -> str:
             return str(torch.cuda.get_device_properties(gpu).uuid)
 
+        # Compare GPUs by UUID: processes may number them differently (CUDA_VISIBLE_DEVICES).
         next_uuid = _gather(group, uuid(device))[(group.rank + 1) % group.size]
         visible = [uuid(i) for i in range(torch.cuda.device_count())]
         can_write = (
@@ -198,7 +206,7 @@ def _have_peer_access(group: ContextGroup, device: torch.device) -> bool:
 
 
 def _gather(group: ContextGroup, value: Any) -> list[Any]:
-    """Values of all ranks."""
+    """Gather the values of all ranks."""
     values = [None] * group.size
     dist.all_gather_object(values, value, group=group.process_group)
     return values
@@ -207,6 +215,6 @@ def _gather(group: ContextGroup, value: Any) -> list[Any]:
 def _refuse_capture() -> None:
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "the first exchange of its size, in which GPUs tell each other where their memory is, "
-            "cannot be captured in a CUDA graph: run the step once before it is captured"
+            "the first exchange of a size, in which GPUs open each other's memory, cannot be "
+            "captured in a CUDA graph: run the step once before it is captured"
         )

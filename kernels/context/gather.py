@@ -1,9 +1,9 @@
-"""Gathered keys and values of all ranks, for attention that the ring does not serve.
+"""Gather keys and values from all ranks, for attention that the ring does not support.
 
-For each of its two chunks, a rank gets the keys up to the end of that chunk. A causal mask, a
-window, documents and a block-sparse mask then apply as they do to a whole sequence, where the last
-query is at the last key (Llama 3, arXiv 2407.21783, section 3.3.2). The price is memory: each rank
-saves the keys and values of the whole sequence for its backward pass.
+For each of its two chunks, a rank gets the keys up to the end of that chunk. The last query is then
+at the last key, as in a whole sequence, so a causal mask, a window, documents and a block-sparse
+mask apply as usual (Llama 3, arXiv 2407.21783, section 3.3.2). The price is memory: each rank saves
+the keys and values of the whole sequence for its backward pass.
 
 Letters in shapes: B batch, T tokens, P processes, t = T / P tokens of a process, c = t / 2 of a
 chunk, H_kv key and value heads, D head_dim.
@@ -21,14 +21,14 @@ from .group import ContextGroup, all_gather, chunk_tokens, group_named
 
 
 def parts_by_gather(group: ContextGroup) -> tuple[MaskPart, ...]:
-    """Part of a mask for each chunk of this rank: its queries, and the keys up to its end."""
+    """Mask part for each chunk of this rank: queries of the chunk, and keys up to its end."""
     return tuple([((n,), tuple(range(n + 1))) for n in group.chunks])
 
 
 def _chunk_owners(size: int) -> list[tuple[int, int, int]]:
     """(rank, half, chunk) of each chunk of the sequence, ordered by rank."""
-    owned = [(rank, (rank, 2 * size - 1 - rank)) for rank in range(size)]
-    return [(rank, half, chunk) for rank, both in owned for half, chunk in enumerate(both)]
+    chunks = [(rank, (rank, 2 * size - 1 - rank)) for rank in range(size)]
+    return [(rank, half, chunk) for rank, pair in chunks for half, chunk in enumerate(pair)]
 
 
 def _fake_gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -47,12 +47,13 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 
 @operator("gather_kv", fake=_fake_gather_kv, setup_context=_setup_context, backward=_backward)
 def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """k and v up to the end of this rank's early chunk, and up to the end of its late chunk.
+    """Gather k and v up to the end of this rank's early chunk, and up to the end of its late chunk.
 
-    From k and v (B, t, H_kv, D) of each rank. On rank r, they are (B, (r + 1) c, H_kv, D) and
-    (B, (2 P - r) c, H_kv, D).
+    Each rank passes k and v (B, t, H_kv, D). On rank r, the results are (B, (r + 1) c, H_kv, D) for
+    the early chunk and (B, (2 P - r) c, H_kv, D) for the late one.
     """
     context, c = group_named(group), chunk_tokens(k.shape[1])
+    # One collective instead of two.
     kv = torch.stack((k, v))
     parts = kv.new_empty((context.size, *kv.shape))
     all_gather(parts, kv, context)
@@ -60,6 +61,7 @@ def _gather_kv(k: Tensor, v: Tensor, group: str) -> tuple[Tensor, Tensor, Tensor
     results = _fake_gather_kv(k, v, group)
     for i, result in enumerate(results):
         chunks = result.unflatten(1, (-1, c))
+        # Chunks arrive in the order of ranks. A causal mask hides those after the queries.
         for rank, half, chunk in _chunk_owners(context.size):
             if chunk < chunks.shape[1]:
                 chunks[:, chunk].copy_(halves[rank, i % 2, :, half])
@@ -80,25 +82,25 @@ def _fake_scatter_dkv(early_dk, early_dv, late_dk, late_dv, group):
 def _scatter_dkv(
     early_dk: Tensor, early_dv: Tensor, late_dk: Tensor, late_dv: Tensor, group: str
 ) -> Tensor:
-    """dk and dv of this rank's keys, summed over all ranks: (2, B, t, H_kv, D).
+    """Gradients dk and dv of this rank's keys, summed over all ranks: (2, B, t, H_kv, D).
 
-    The arguments are the gradients of the results of `gather_kv`. An all-to-all rather than a
-    reduce-scatter: the sum is in fp32, and in the order of the ranks.
+    The arguments are the gradients of the results of `gather_kv`. This is an all-to-all rather than
+    a reduce-scatter, so that the sum is in fp32 and in the order of the ranks.
     """
     context = group_named(group)
     early, late = context.chunks
     batch, n_early, *rest = early_dk.shape
     c = n_early // (early + 1)
-    # This rank's share of the gradient of each chunk, ordered by the chunk's owner.
+    # This rank's part of the gradient of each chunk, ordered by the owner of the chunk.
     parts = late_dk.new_empty((context.size, 2, batch, 2, c, *rest))
     for i, grads in enumerate(((early_dk, late_dk), (early_dv, late_dv))):
-        of_early, of_late = (x.unflatten(1, (-1, c)) for x in grads)
+        early_grad, late_grad = (x.unflatten(1, (-1, c)) for x in grads)
         for rank, half, chunk in _chunk_owners(context.size):
             part = parts[rank, i, :, half]
             if chunk <= early:
-                torch.add(of_early[:, chunk], of_late[:, chunk], out=part)
+                torch.add(early_grad[:, chunk], late_grad[:, chunk], out=part)
             elif chunk <= late:
-                part.copy_(of_late[:, chunk])
+                part.copy_(late_grad[:, chunk])
             else:
                 part.zero_()  # no query of this rank sees the chunk
     received = torch.empty_like(parts)

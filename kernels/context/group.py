@@ -1,7 +1,8 @@
 """`ContextGroup`: the processes that share a sequence, and the tokens that each of them holds.
 
-A sequence of T tokens is split into 2 P chunks, for P processes. Rank r holds chunks r and
-2 P - 1 - r: under a causal mask all ranks have the same work (Llama 3, arXiv 2407.21783, 3.3.2).
+For P processes, a sequence of T tokens is split into 2 P chunks. Rank r holds chunks r and
+2 P - 1 - r, so that under a causal mask all ranks have the same work (Llama 3, arXiv 2407.21783,
+section 3.3.2).
 """
 
 import atexit
@@ -19,14 +20,14 @@ class ContextGroup:
     """Processes that share each sequence (context parallelism). Immutable.
 
     Args:
-        process_group: of torch.distributed; None for this process alone.
+        process_group: a group of torch.distributed; None for this process alone.
 
     Attributes:
         process_group: as given.
         size: P, the number of processes.
-        rank: of this process in the group.
+        rank: rank of this process in the group.
         name: key by which operators look up the group, as they take no objects.
-        chunks: numbers of the two chunks that this process holds, of 2 P.
+        chunks: numbers of the two chunks, out of 2 P, that this process holds.
 
     Raises:
         ValueError: process_group is not a group, or this process is not in it.
@@ -38,14 +39,14 @@ class ContextGroup:
         if not (alone or outside or isinstance(process_group, dist.ProcessGroup)):
             raise ValueError(
                 "process_group must be a group of torch.distributed or None, got "
-                f"{type(process_group).__name__}: a DeviceMesh gives its own by get_group()"
+                f"{type(process_group).__name__}: for a DeviceMesh, pass mesh.get_group()"
             )
         self.process_group: Final = process_group
         self.size: Final[int] = 1 if alone else dist.get_world_size(process_group)
         self.rank: Final[int] = 0 if alone else dist.get_rank(process_group)
         if self.rank < 0:
             raise ValueError(
-                "process_group must hold this process, and does not: pass the one that does"
+                "process_group must include this process, and does not: pass the group that does"
             )
         self.name: Final[str] = "" if alone else process_group.group_name
         self.chunks: Final = (self.rank, 2 * self.size - 1 - self.rank)
@@ -71,8 +72,8 @@ class ContextGroup:
         n_tokens = x.shape[dim]
         if n_tokens % (2 * self.size):
             raise ValueError(
-                f"a sequence of {n_tokens} tokens is not cut into 2 * {self.size} equal chunks, 2 "
-                f"for each process: make its length a multiple of {2 * self.size}"
+                f"a sequence of {n_tokens} tokens cannot be split into 2 * {self.size} equal "
+                f"chunks, 2 for each process: make its length a multiple of {2 * self.size}"
             )
         c = n_tokens // (2 * self.size)
         return torch.cat([x.narrow(dim, chunk * c, c) for chunk in self.chunks], dim)
@@ -99,6 +100,7 @@ class ContextGroup:
         c = chunk_tokens(x.shape[dim])
         parts = x.new_empty((self.size, *x.shape))
         all_gather(parts, x.contiguous(), self)
+        # Rank r holds chunk 2 P - 1 - r: second chunks are in reverse order of ranks.
         first, second = zip(*(part.split(c, dim) for part in parts), strict=True)
         return torch.cat([*first, *reversed(second)], dim)
 
@@ -122,10 +124,10 @@ def all_gather(parts: Tensor, x: Tensor, group: ContextGroup) -> None:
 
 
 def chunk_tokens(n_local: int) -> int:
-    """c, the number of tokens in a chunk, if a process holds n_local tokens."""
+    """Number of tokens in a chunk, c, if a process holds n_local tokens."""
     if n_local % 2:
         raise ValueError(
-            f"a process holds two chunks of a sequence, so an even number of tokens, got {n_local}:"
-            " make the length of the sequence a multiple of twice the number of processes"
+            "a process must hold an even number of tokens, two chunks of a sequence, got "
+            f"{n_local}: make the sequence length a multiple of twice the number of processes"
         )
     return n_local // 2

@@ -1,4 +1,4 @@
-"""`context_attention`: attention of sequences that several processes share, our kernels inside."""
+"""`context_attention`: attention of sequences that are sharded over several processes."""
 
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from ..transforms import is_plain_call, refuse_derivatives
 from .gather import gather_kv, parts_by_gather
 from .group import ContextGroup, chunk_tokens
 from .ring import ring_attn_fwd
-from .steps import halves, meetings, packed_masks
+from .steps import halves, packed_masks, visible_halves
 
 __all__ = ["ContextGroup", "context_attention"]
 
@@ -46,25 +46,25 @@ def context_attention(
 ) -> Tensor:
     """Causal attention of sequences that are sharded over the processes of a group.
 
-    Each process passes its tokens (`ContextGroup.shard`) and gets the output of its queries: the
+    Each process passes its tokens (`ContextGroup.shard`) and gets the output of its queries: its
     rows of `flash_attention` of the whole sequence. All processes must call it, with the same
-    arguments except q, k, v and doc_start, and each on one stream at a time. It can be captured in
-    a CUDA graph after a first call with tensors of the same size.
+    arguments except q, k, v and doc_start. Each must call it on one stream at a time. It can be
+    captured in a CUDA graph after a first call with tensors of the same size.
 
     Args:
         q: (B, T / P, H, D), as in `flash_attention`; P is the size of the group.
         k, v: (B, T / P, H_kv, D).
         context: the group. In a group of one process, this is `flash_attention`.
         method: "ring" passes keys and values from process to process; it supports mask, doc_start,
-            softmax_scale and softcap. "gather" copies all keys and values to all processes, and
+            softmax_scale and softcap. "gather" copies all keys and values to all processes; it
             also supports window_size, kv_lengths and dropout. None picks the ring if it supports
-            the call and a process has at least 2,048 tokens.
+            the call and each process has at least 2,048 tokens.
         impl: "hopper", "triton" or "reference", as in `flash_attention`.
-        deterministic: as in `flash_attention`; these implementations all are.
+        deterministic: as in `flash_attention`; all of these implementations are deterministic.
         arguments: those of `flash_attention`. causal must be True. doc_start (B, T / P) has
             positions in the whole sequence, for the queries of this process. mask is for T queries
             and keys; kv_lengths counts keys of the whole sequence. Dropout needs a seed, and drops
-            the same weights as in one process.
+            the same weights as attention in a single process.
 
     Returns:
         out (B, T / P, H, D) in the dtype of q, or that of autocast, as in `flash_attention`.
@@ -78,21 +78,21 @@ def context_attention(
     if not isinstance(context, ContextGroup):
         raise ValueError(
             f"context must be a ContextGroup, got {type(context).__name__}: "
-            "ContextGroup(process_group) makes one of a group of torch.distributed"
+            "ContextGroup(process_group) wraps a group of torch.distributed"
         )
     causal = arguments.setdefault("causal", True)
     check_bool("causal", causal)
     if not causal:
         raise ValueError(
-            "causal must be True for context_attention, got False: attention that looks ahead has "
-            "another order of tokens"
+            "causal must be True for context_attention, got False: attention that is not causal "
+            "needs another order of tokens"
         )
     if impl is not None and not (isinstance(impl, str) and impl in IMPLS):
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
     if method is not None and not (isinstance(method, str) and method in ("ring", "gather")):
         raise ValueError(f"method must be None, 'ring' or 'gather', got {method!r}")
     if arguments.get("sinks") is not None:
-        raise ValueError("sinks must be None for context_attention, which does not serve them")
+        raise ValueError("sinks must be None for context_attention, which does not support them")
     dropout_p = arguments.get("dropout_p", 0.0)
     check_number("dropout_p", dropout_p)
     if dropout_p > 0 and arguments.get("dropout_seed") is None:
@@ -120,7 +120,7 @@ def context_attention(
 
 
 def _pick_method(method: Method | None, q: Tensor, options: AttentionOptions) -> Method:
-    """The given method if it can serve the call, or the faster one."""
+    """Check that the given method supports the call, or pick the faster method."""
     reason = options.unsupported_option(_RING_SERVES)
     if method == "ring" and reason is not None:
         raise ValueError(
@@ -135,9 +135,10 @@ def _by_ring(
     q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, context: ContextGroup,
     impl: str | None,
 ) -> Tensor:  # fmt: skip
-    impl = pick(impl, q, k, v, options._replace(return_lse=True))  # the parts are merged by lse
+    # Steps are merged by their lse, so the implementation must return it.
+    impl = pick(impl, q, k, v, options._replace(return_lse=True))
     lists, sizes = _masks_of_steps(q, k, options, context, impl)
-    # one tensor to send; torch.compile writes keys and values there in the first place
+    # One tensor is sent in one exchange. torch.compile writes keys and values into it directly.
     kv = torch.stack((k, v))
     scores = [getattr(options, name) for name in SCORE_OPTIONS]
     return ring_attn_fwd(q, kv, options.doc_start, impl, context.name, scores, lists, sizes)[0]
@@ -146,18 +147,18 @@ def _by_ring(
 def _masks_of_steps(
     q: Tensor, k: Tensor, options: AttentionOptions, context: ContextGroup, impl: str
 ) -> tuple[list[Tensor], list[int]]:
-    """The part of the mask that each step of the ring has, as the operator takes them."""
+    """Masks of the steps of the ring, as arguments of the operator."""
     mask = options.mask
     if mask is None:
         return [], []
-    steps, c = meetings(context), chunk_tokens(q.shape[1])
+    steps, c = visible_halves(context), chunk_tokens(q.shape[1])
     wanted = tuple([step.chunks(context) for step in steps])
     parts = mask.parts(wanted, 2 * context.size, context.size * q.shape[1])
     masks: list[AttentionOptions | None] = []
     for step, part in zip(steps, parts, strict=True):
         rows, keys = q[:, halves(step.rows, c)], k[:, halves(step.keys, c)]
-        of_step = AttentionOptions(causal=step.causal, doc_start=options.doc_start)
-        masks.append(None if part.is_empty else with_mask(of_step, part, rows, keys, impl))
+        step_options = AttentionOptions(causal=step.causal, doc_start=options.doc_start)
+        masks.append(None if part.is_empty else with_mask(step_options, part, rows, keys, impl))
     return packed_masks(masks)
 
 
@@ -170,8 +171,9 @@ def _by_gather(
             f"dropout_p={options.dropout_p} needs chunks of a multiple of 16 tokens, got {c}: make "
             f"the length of the sequence a multiple of {32 * context.size}"
         )
+    # On a CPU, None would pick SDPA for a chunk with T_q = T_k, but not for the other one.
     if impl is None and q.device.type == "cpu":
-        impl = "reference"  # PyTorch's own would serve one chunk and not the other
+        impl = "reference"
     early_k, early_v, late_k, late_v = gather_kv(k, v, context.name)
     keys = ((early_k, early_v), (late_k, late_v))
     n_chunks = 2 * context.size
@@ -185,21 +187,22 @@ def _by_gather(
         doc_start, kv_lengths = options.doc_start, options.kv_lengths
         if doc_start is not None:
             doc_start = doc_start[:, half * c : (half + 1) * c].contiguous()
+        # Lengths count keys of the whole sequence, and this chunk gets the keys up to its end.
         if kv_lengths is not None:
             kv_lengths = kv_lengths.clamp(max=k.shape[1])
-        of_chunk = options._replace(
+        chunk_options = options._replace(
             mask=masks[half], doc_start=doc_start, kv_lengths=kv_lengths, first_query=chunk * c
         )
-        outs.append(attend_chunk(rows, k, v, of_chunk, impl))
+        outs.append(attend_chunk(rows, k, v, chunk_options, impl))
     return torch.cat(outs, 1)
 
 
 def attend_chunk(
     q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, impl: str | None
 ) -> Tensor:
-    """Attention of the queries from `options.first_query` on and all keys up to the last of them.
+    """Attention of one chunk: queries from `options.first_query` on, and all keys up to their end.
 
-    It drops what attention of the whole sequence drops.
+    Dropout drops the same weights as in attention of the whole sequence.
     """
     assert options.first_query % 16 == 0 or not options.dropout_p, options.first_query
     impl = pick(impl, q, k, v, options)

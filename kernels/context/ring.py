@@ -1,20 +1,21 @@
-"""Ring attention: keys and values travel round the ring, and each rank attends to those at hand.
+"""Ring attention: keys and values rotate through the ranks, and each attends to those it holds.
 
-On rank r at step i, the keys at hand are those of rank s = r - i (modulo P): its chunks s and
-2 P - 1 - s. A causal mask leaves three cases, and a kernel needs at most a causal mask for each:
+At step i, rank r holds the keys of rank s = r - i (modulo P), which are chunks s and 2 P - 1 - s. A
+causal mask leaves three cases, and a kernel needs at most a causal mask for each:
 
-    s = r     own keys: causal, as the two chunks follow one another
+    s = r     own keys: causal, as the two chunks are in the order of the sequence
     s < r     all queries see all of the first chunk, and nothing of the second
     s > r     the second half of the queries sees all keys, the first half none
 
-Forward, the results of the steps are merged by their log-sum-exp. Backward, the keys travel round
-again, and the sums of their gradients follow one step behind: they start at step 1, and after step
-P - 1 they arrive home, where the gradients of step 0 are added. Each backward step takes the output
-and the log-sum-exp of the whole row, which turn its scores into the probabilities of the whole row.
+In the forward pass, the results of the steps are merged by their log-sum-exp. In the backward pass,
+the keys rotate again, and the sums of their gradients follow one step behind. The sums start at
+step 1. After step P - 1 they reach the owner of the keys, which adds the gradients of its step 0.
+Each backward step takes the output and log-sum-exp of the whole row, so it recomputes the
+probabilities of the whole row.
 
-All sums have a fixed order: repeated calls give the same bits. With a block-sparse mask each step
-has its part, the rows of its queries and the columns of its keys; a step without any block passes
-the keys on and computes nothing.
+All sums have a fixed order, so repeated calls give the same bits. With a block-sparse mask, each
+step has a part of it: the rows of its queries and the columns of its keys. A step without any block
+passes the keys on and computes nothing.
 
 Source: Ring Attention (arXiv 2310.01889), in the zig-zag order of kernels/context/group.py.
 
@@ -34,18 +35,18 @@ from ..reference import partial
 from ..registration import not_differentiable, operator
 from .exchange import Exchange, post
 from .group import ContextGroup, chunk_tokens, group_named
-from .steps import RingOptions, masks_of, meetings, steps_of
+from .steps import RingOptions, masks_of, steps_of, visible_halves
 
 _OPTIONS = "str impl, str group, float[] scores, Tensor[] mask_lists, int[] mask_sizes"
 
 
 def _module(impl: str, backward: bool) -> ModuleType:
-    """Module whose attn_fwd or attn_bwd computes a step."""
+    """Module with attn_fwd or attn_bwd, which compute a step."""
     return partial if impl == "reference" else module_of(impl, backward)
 
 
 def merge_module(impl: str) -> ModuleType:
-    """Module whose `merge` adds up partial results; Triton is imported when first used."""
+    """Module with `merge`, which merges partial results; Triton is imported on first use."""
     name = "reference.partial" if impl == "reference" else "triton.merge"
     return importlib.import_module(f"..{name}", __package__)
 
@@ -53,29 +54,29 @@ def merge_module(impl: str) -> ModuleType:
 def _sum_dtype(size: int, dtype: torch.dtype) -> torch.dtype:
     """Accumulation dtype of a ring of `size` ranks: fp32, or fp64 for fp64.
 
-    Two parts need no wider dtype, as their sum is rounded only once in either case.
+    Two partial results need no wider dtype: their sum is rounded only once in either case.
     """
     return dtype if size <= 2 else torch.promote_types(dtype, torch.float32)
 
 
-class _TravellingKeys:
-    """Keys and values at hand, and the exchange that brings the next ones."""
+class _RotatingKeys:
+    """Keys and values that this rank holds now, and the exchange that brings the next ones."""
 
     def __init__(self, group: ContextGroup, own: Tensor) -> None:
-        self._group, self.at_hand, self._n_sent = group, own, 0
+        self._group, self.current, self._n_sent = group, own, 0
         self._exchange: Exchange | None = None
 
     def send(self) -> None:
-        """Start to pass the keys at hand on, except at the last step."""
+        """Start to send the current keys to the next rank, except at the last step."""
         if self._n_sent < self._group.size - 1:
             # Two slots: keys are read from one while the next ones arrive in the other.
-            self._exchange = post(self._group, self.at_hand, self._n_sent % 2)
+            self._exchange = post(self._group, self.current, self._n_sent % 2)
             self._n_sent += 1
 
     def receive(self) -> None:
-        """Take the next keys, if there are any."""
+        """Wait for the next keys, if there are any, and make them current."""
         if self._exchange is not None:
-            self.at_hand, self._exchange = self._exchange.wait(), None
+            self.current, self._exchange = self._exchange.wait(), None
 
 
 # ---- registration
@@ -107,22 +108,22 @@ def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
 def _flops(q_shape: tuple, kv_shape: tuple, doc_start_shape: tuple | None, *options: Any) -> int:
     """FLOPs of two matrix products over the visible pairs; without a mask, the same on each rank.
 
-    Blocks of a mask count whole, and documents hide nothing: only the GPU knows them.
+    Blocks of a mask count in full. Documents count as visible, because only the GPU knows them.
     """
     batch, n_local, n_head, head_dim = q_shape
-    given, pairs = RingOptions(*options), 0
-    c, ring = n_local // 2, group_named(given.group)
-    masks = masks_of(given.mask_lists, given.mask_sizes, ring.size)
-    for meeting, mask in zip(meetings(ring), masks, strict=True):
+    call, pairs = RingOptions(*options), 0
+    c, ring = n_local // 2, group_named(call.group)
+    masks = masks_of(call.mask_lists, call.mask_sizes, ring.size)
+    for visible, mask in zip(visible_halves(ring), masks, strict=True):
         if mask is None:
             continue
         if "mask_rows" in mask:  # shapes, in place of the lists
             n_layouts, n_blocks = mask["mask_rows"][0], mask["mask_row_blocks"][0]
             pairs += n_blocks * n_head // n_layouts * mask["mask_block_size"] ** 2
-        elif meeting.causal:
+        elif visible.causal:
             pairs += n_head * c * (2 * c + 1)
         else:
-            pairs += n_head * len(meeting.rows) * len(meeting.keys) * c * c
+            pairs += n_head * len(visible.rows) * len(visible.keys) * c * c
     return 4 * batch * head_dim * pairs
 
 
@@ -141,19 +142,21 @@ def _ring_attn_fwd(
     q: Tensor, kv: Tensor, doc_start: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor]:
     """out (B, t, H, D) and lse (B, H, t) of q (B, t, H, D) and kv (2, B, t, H_kv, D); P > 1."""
-    given = RingOptions(*options)
-    ring, c = group_named(given.group), chunk_tokens(q.shape[1])
+    call = RingOptions(*options)
+    ring, c = group_named(call.group), chunk_tokens(q.shape[1])
     sum_dtype = _sum_dtype(ring.size, q.dtype)
-    attend = _module(given.impl, backward=False).attn_fwd
-    merge = merge_module(given.impl).merge
+    attend = _module(call.impl, backward=False).attn_fwd
+    merge = merge_module(call.impl).merge
     with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):
-        travelling = _TravellingKeys(ring, kv.contiguous())
+        rotating = _RotatingKeys(ring, kv.contiguous())
         out = lse = None
-        for rows, keys, step_options in steps_of(ring, c, doc_start, given):
-            # The keys are on their way to the next rank while this step computes with them.
-            travelling.send()
+        for rows, keys, step_options in steps_of(ring, c, doc_start, call):
+            # 1. Send before computing: the transfer overlaps with the kernels of this step. Ranks
+            # that have nothing to compute send as well, because the next one needs the keys.
+            rotating.send()
+            # 2. Attend to the current keys, and merge with the earlier steps.
             if step_options is not None:
-                k, v = travelling.at_hand[:, :, keys].unbind()
+                k, v = rotating.current[:, :, keys].unbind()
                 part, part_lse = attend(q[:, rows], k, v, step_options)
                 if out is None or lse is None:  # step 0, whose rows are all rows
                     out, lse = part.to(sum_dtype), part_lse
@@ -162,7 +165,8 @@ def _ring_attn_fwd(
             elif out is None:  # step 0 sees nothing
                 out = q.new_zeros(q.shape, dtype=sum_dtype)
                 lse = _empty_lse(q).fill_(-torch.inf)
-            travelling.receive()
+            # 3. Only now let the stream wait for the next keys: kernels launched later need them.
+            rotating.receive()
     assert out is not None and lse is not None
     return out.to(q.dtype), lse
 
@@ -181,46 +185,49 @@ def _ring_attn_bwd(
     *options: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dq (B, t, H, D), and dk and dv in one tensor (2, B, t, H_kv, D)."""
-    given = RingOptions(*options)
-    ring, c = group_named(given.group), chunk_tokens(q.shape[1])
+    call = RingOptions(*options)
+    ring, c = group_named(call.group), chunk_tokens(q.shape[1])
     sum_dtype = _sum_dtype(ring.size, q.dtype)
-    backward = _module(given.impl, backward=True).attn_bwd
+    backward = _module(call.impl, backward=True).attn_bwd
     with torch.cuda.device_of(q), torch.autocast(q.device.type, enabled=False):
-        travelling = _TravellingKeys(ring, kv.contiguous())
-        # Once, as the kernels would otherwise make contiguous copies at each step.
+        rotating = _RotatingKeys(ring, kv.contiguous())
+        # Make contiguous copies once: otherwise the kernels would make them at each step. Steps
+        # with the keys of a later rank use the second half of lse; the last rank has no such step.
         dout = dout.contiguous()
         late_lse = lse[:, :, c:].contiguous() if ring.rank < ring.size - 1 else lse
         dq = own = exchange = None
-        for i, (rows, keys, step_options) in enumerate(steps_of(ring, c, doc_start, given)):
-            # 1. The keys are on their way to the next rank while this step computes with them.
-            travelling.send()
-            kv, sees = travelling.at_hand, step_options is not None
+        for i, (rows, keys, step_options) in enumerate(steps_of(ring, c, doc_start, call)):
+            # 1. Send before computing: the transfer overlaps with the kernels of this step.
+            rotating.send()
+            kv, has_pairs = rotating.current, step_options is not None
             part = torch.empty_like(q[:, rows], memory_format=torch.contiguous_format)
             kv_part = torch.empty_like(kv)
-            # 2. This step's share of dq, dk and dv.
+            # 2. Compute this step's part of dq, dk and dv.
             if step_options is not None:
                 backward(
                     dout[:, rows], None, q[:, rows], *kv[:, :, keys].unbind(), out[:, rows],
                     late_lse if rows.start else lse, step_options,
                     (part, *kv_part[:, :, keys].unbind()),
                 )  # fmt: skip
-            if i < 2:  # a sum starts with this part, so it is zero for keys that this step hides
-                kv_part[:, :, keys.stop if sees else 0 :].zero_()
-            # 3. Add dq here. Step 0 computes with the keys of this rank, whose dk and dv stay.
+            # The parts of steps 0 and 1 become sums as a whole: keys that the step hides must be 0.
+            if i < 2:
+                kv_part[:, :, keys.stop if has_pairs else 0 :].zero_()
+            # 3. Add to dq, which stays on this rank. So do dk and dv of step 0, its own keys.
             if dq is None:
-                dq, own = (part if sees else part.zero_()).to(sum_dtype), kv_part
+                dq, own = (part if has_pairs else part.zero_()).to(sum_dtype), kv_part
             else:
-                if sees:
+                if has_pairs:
                     dq[:, rows] += part
-                # 4. Receive the sums for the keys at hand from the previous rank, add this step's
-                # share and pass them on. They leave one step behind their keys.
+                # 4. Receive the sums for the current keys from the previous rank, add this step's
+                # part and send them on, one step behind their keys. Keys use slots 0 and 1, so sums
+                # use 2 and 3.
                 sums = kv_part.to(sum_dtype) if exchange is None else exchange.wait()
-                if sees and exchange is not None:
+                if has_pairs and exchange is not None:
                     sums[:, :, keys] += kv_part[:, :, keys]
                 exchange = post(ring, sums, 2 + i % 2)
-            travelling.receive()
+            rotating.receive()
         assert dq is not None and own is not None and exchange is not None
-        # The last exchange brings home the sums for the keys of this rank.
+        # The last exchange brings the sums for the keys of this rank.
         own += exchange.wait()
         return dq.to(q.dtype), own
 

@@ -1,4 +1,4 @@
-"""Work of a rank at each step of the ring, and the masks of all steps as operator arguments."""
+"""Attention of a rank at each step of the ring, and masks of all steps as operator arguments."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -24,8 +24,8 @@ class RingOptions(NamedTuple):
     mask_sizes: Sequence[int]
 
 
-class Meeting(NamedTuple):
-    """Queries of this rank and keys of one rank that see each other under the causal mask."""
+class VisibleHalves(NamedTuple):
+    """Halves of this rank's queries, and halves of one rank's keys that they see (causal mask)."""
 
     rows: tuple[int, ...]  # halves of the queries
     keys: tuple[int, ...]  # halves of the keys
@@ -34,57 +34,60 @@ class Meeting(NamedTuple):
 
     def chunks(self, group: ContextGroup) -> MaskPart:
         """Chunk numbers of the queries, and of the keys."""
-        of_source = (self.source, 2 * group.size - 1 - self.source)
-        return tuple(group.chunks[i] for i in self.rows), tuple(of_source[i] for i in self.keys)
+        key_chunks = (self.source, 2 * group.size - 1 - self.source)
+        return tuple(group.chunks[i] for i in self.rows), tuple(key_chunks[i] for i in self.keys)
 
 
-def meetings(group: ContextGroup) -> list[Meeting]:
-    """Meetings of this rank at the P steps, in order."""
-    rank, found = group.rank, []
+def visible_halves(group: ContextGroup) -> list[VisibleHalves]:
+    """Visible halves at each of the P steps of this rank, in order."""
+    rank, steps = group.rank, []
+    # Earlier ranks hold an early chunk that all queries see and a late one that none sees. Of later
+    # ranks, only the second half of the queries sees keys: both chunks.
     for source in ((rank - i) % group.size for i in range(group.size)):
         rows = (1,) if source > rank else (0, 1)
         keys = (0,) if source < rank else (0, 1)
-        found.append(Meeting(rows, keys, source, causal=source == rank))
-    return found
+        steps.append(VisibleHalves(rows, keys, source, causal=source == rank))
+    return steps
 
 
-def halves(which: tuple[int, ...], c: int) -> slice:
-    """Tokens of these halves, in chunks of c."""
-    return slice(which[0] * c, (which[-1] + 1) * c)
+def halves(numbers: tuple[int, ...], c: int) -> slice:
+    """Slice of the tokens of these halves, c tokens each."""
+    return slice(numbers[0] * c, (numbers[-1] + 1) * c)
 
 
 class Step(NamedTuple):
-    """Attention of this rank to the keys of one rank."""
+    """One step of the ring: attention of this rank to the keys of one rank."""
 
-    rows: slice  # of the queries
-    keys: slice  # of the keys at hand
+    rows: slice  # of this rank's queries
+    keys: slice  # of the keys that this rank holds at the step
     options: AttentionOptions | None  # None: no query sees any of these keys
 
 
 def steps_of(
-    group: ContextGroup, c: int, doc_start: Tensor | None, given: RingOptions
+    group: ContextGroup, c: int, doc_start: Tensor | None, options: RingOptions
 ) -> Iterator[Step]:
-    """Yield the P steps of this rank, in order; doc_start (B, t) are positions in T."""
-    masks = masks_of(given.mask_lists, given.mask_sizes, group.size)
-    for meeting, mask in zip(meetings(group), masks, strict=True):
-        rows, keys = halves(meeting.rows, c), halves(meeting.keys, c)
+    """Yield the P steps of this rank, in order; doc_start (B, t) has positions in the sequence."""
+    masks = masks_of(options.mask_lists, options.mask_sizes, group.size)
+    for visible, mask in zip(visible_halves(group), masks, strict=True):
+        rows, keys = halves(visible.rows, c), halves(visible.keys, c)
         if mask is None:
             yield Step(rows, keys, None)
             continue
         first_key = None
         if doc_start is not None:
-            chunk_starts = [chunk * c for chunk in meeting.chunks(group)[1]]
+            chunk_starts = [chunk * c for chunk in visible.chunks(group)[1]]
             first_key = _keys_before(doc_start[:, rows], chunk_starts, c)
-        scores = dict(zip(SCORE_OPTIONS, given.scores, strict=True))
-        options = AttentionOptions(doc_start=first_key, causal=meeting.causal, **scores, **mask)
-        yield Step(rows, keys, options)
+        scores = dict(zip(SCORE_OPTIONS, options.scores, strict=True))
+        attention = AttentionOptions(doc_start=first_key, causal=visible.causal, **scores, **mask)
+        yield Step(rows, keys, attention)
 
 
 def packed_masks(masks: Sequence[AttentionOptions | None]) -> tuple[list[Tensor], list[int]]:
     """Pack the masks of all steps into mask_lists and mask_sizes, four numbers for each step.
 
-    Options without lists are a step without a mask; None is a step that sees nothing.
+    Options without lists describe a step without a mask; None is a step that sees nothing.
     """
+    # Operators take flat lists of tensors and ints, without None: -1 lists mark an empty step.
     lists: list[Tensor] = []
     sizes: list[int] = []
     for options in masks:
@@ -114,9 +117,9 @@ def masks_of(
 
 
 def _keys_before(doc_start: Tensor, chunk_starts: list[int], c: int) -> Tensor:
-    """Number of keys of these chunks that precede each query's document: (B, rows) int32.
+    """Number of keys in these chunks before each query's document: (B, rows) int32.
 
-    The chunks are in the order of the sequence, so this is the document's first key among them.
+    The chunks are in the order of the sequence, so this is the index of the document's first key.
     """
     first, *others = ((doc_start - start).clamp_(0, c) for start in chunk_starts)
     for n in others:

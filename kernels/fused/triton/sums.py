@@ -14,7 +14,7 @@ def add_parts_kernel(
     totals_ptr,  # (width,)
     parts_stride, n_parts, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Add all rows of a few columns. There is little work in total, so many programs share it."""
+    """Add all rows of a few columns. The work is small: with many programs it finishes sooner."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     # One program adds all parts of its columns, in a fixed order: repeated calls give the same

@@ -185,7 +185,7 @@ def in_two_groups(context, sizes, options):
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # which all processes must make
     pair = ContextGroup(groups[context.rank % 2])
     assert (pair.rank, pair.size) == (context.rank // 2, 2)
-    with pytest.raises(ValueError, match="process_group must hold this process"):
+    with pytest.raises(ValueError, match="process_group must include this process"):
         ContextGroup(groups[1 - context.rank % 2])
     return whole_results(pair, sizes, torch.float64, options)
 
