@@ -1,9 +1,9 @@
 """`BlockSparseMask`: a block layout, and the lists of blocks that the kernels visit.
 
 Block-sparse FlashAttention (arXiv 2205.14135, section 3.3) skips the blocks that a layout leaves
-out. Most of the others need no mask and are `full`. In `partial` blocks, an element may be hidden
-by the causal diagonal, the edge of a window or the end of the keys (the names of FlexAttention,
-arXiv 2412.05496).
+out. Most other blocks need no mask and are `full`. In `partial` blocks, the causal diagonal, the
+edge of a window or the end of the keys may hide some elements. The names are those of FlexAttention
+(arXiv 2412.05496).
 
 The key position of query i is p = i + seq_k - seq_q: the last query is at the last key.
 
@@ -46,8 +46,8 @@ class BlockSparseMask:
         layout: (H_m, n_q_blocks, n_k_blocks) bool, a copy on the device of the argument.
         block_size: as given.
         n_head: H_m, 1 for a layout that all heads share.
-        is_empty: whether no block sees another.
-        packed_fill: mean number of visible blocks in those blocks of 64 that have any.
+        is_empty: whether the layout has no True block.
+        packed_fill: mean number of visible blocks in a block of 64 that has at least one.
         digest: hexadecimal sha256 of layout and block size, the same for equal masks.
 
     Raises:
@@ -72,13 +72,13 @@ class BlockSparseMask:
         content = hashlib.sha256(f"{tuple(self.layout.shape)}, {block_size}".encode())
         content.update(self.layout.cpu().numpy().tobytes())
         self.digest: Final = content.hexdigest()
-        self.decisions: Final[dict[tuple, Any]] = {}  # a cache of kernels.attention
+        self.decisions: Final[dict[tuple, Any]] = {}  # cache of kernels.attention
         self._cache: Final[dict[tuple, MaskLists]] = {}
         self._parts: Final[dict[tuple, BlockSparseMask]] = {}
         _mark_constant_results()
 
     def __reduce__(self) -> tuple:
-        """Copy and pickle the layout, without what was derived from it."""
+        """Copy and pickle only the layout and the block size, without what is derived from them."""
         return BlockSparseMask, (self.layout, self.block_size)
 
     def __repr__(self) -> str:
@@ -94,21 +94,21 @@ class BlockSparseMask:
     ) -> MaskLists:  # fmt: skip
         """Lists of the blocks of the layout in which some query sees some key, cached by arguments.
 
-        Under torch.compile they are constants: other lengths, options or layouts compile again.
+        Under torch.compile the lists are constants: other lengths, options or layouts recompile.
 
         Args:
             seq_q: T_q, with ceil(seq_q / block_size) == n_q_blocks.
             seq_k: T_k, with ceil(seq_k / block_size) == n_k_blocks.
             causal: hide keys j > p.
             window_size: at least 1; hide keys with |p - j| >= window_size.
-            all_partial: treat all blocks as partial, for masks that the lists do not know, such as
-                the documents and key lengths of a batch.
-            longest_column_first: sort `cols`. Otherwise columns keep the order of the layout, and
-                all heads have the same schedule, for programs that serve a column of several heads.
+            all_partial: treat all blocks as partial, for masks that the lists do not include, such
+                as the documents and key lengths of a batch.
+            longest_column_first: sort `cols`. Otherwise, columns keep the order of the layout, and
+                all heads have the same schedule, for programs that own a column of several heads.
             dq_schedule: make `walks`, `visits` and `cuts`, which are None otherwise.
-            block_size: of the lists; that of the mask when None. Larger blocks are divided into
-                blocks of this size; 64 packs smaller ones.
-            device: of the lists; that of the layout when None.
+            block_size: block size of the lists; None: that of the mask. Larger blocks are divided
+                into blocks of this size; 64 packs smaller ones.
+            device: device of the lists; None: that of the layout.
 
         Returns:
             The lists. Callers share their tensors and must not write to them.
@@ -117,9 +117,9 @@ class BlockSparseMask:
             ValueError: a length does not fit the layout, window_size is below 1, or the blocks
                 cannot be listed in this block size. torch.compile wraps it in a RuntimeError.
         """
-        # torch.compile calls `_lists` while tracing and guards only on its arguments. So these
-        # include the digest, which tells masks apart, and index() turns lengths and sizes that
-        # torch.compile considers dynamic into numbers.
+        # torch.compile calls `_lists` while tracing, and guards only on its arguments. They include
+        # the digest, to distinguish masks. index() turns lengths and sizes that torch.compile
+        # considers dynamic into numbers.
         window_size = None if window_size is None else index(window_size)
         sizes = index(seq_q), index(seq_k), window_size, index(block_size or self.block_size)
         return self._lists(
@@ -130,7 +130,8 @@ class BlockSparseMask:
         """Cached `_make_lists`; torch.compile treats the result as a constant."""
         key = self.layout.device if device is None else torch.device(device), *options
         if key not in self._cache:
-            # Evaluation may ask first: autograd refuses to save the tensors of inference mode.
+            # The first caller may be in inference mode (evaluation), but autograd refuses to save
+            # tensors that were made in it.
             with torch.inference_mode(False):
                 self._cache[key] = self._make_lists(*key)
         return self._cache[key]
@@ -146,6 +147,7 @@ class BlockSparseMask:
             )
         self._check_lengths(seq_q, seq_k)
         if block_size < self.block_size:
+            # A divided layout may reach past the sequences by whole blocks: cut those off.
             n = self.block_size // block_size
             layout = self.layout.repeat_interleave(n, 1).repeat_interleave(n, 2)
             layout = layout[:, : -(-seq_q // block_size), : -(-seq_k // block_size)]
@@ -162,19 +164,19 @@ class BlockSparseMask:
     def parts(
         self, wanted: tuple[MaskPart, ...], n_chunks: int, seq_len: int
     ) -> "tuple[BlockSparseMask, ...]":
-        """Masks of some chunks of queries and some chunks of keys of a sequence, cached.
+        """Masks for some chunks of queries and some chunks of keys of a sequence, cached.
 
         Args:
-            wanted: for each mask, the numbers of its chunks of queries and of keys.
+            wanted: for each mask, the numbers of its query chunks and of its key chunks.
             n_chunks: number of chunks of equal length.
             seq_len: T, a multiple of n_chunks.
 
         Raises:
-            ValueError: the layout is not for T queries and keys, or chunks do not consist of whole
-                blocks.
+            ValueError: the layout does not fit T queries and keys, or chunks do not consist of
+                whole blocks.
         """
-        # torch.compile cannot guard on masks that a traced call returns. So it calls `_make_parts`
-        # while tracing, for its effect, and then reads the dictionary, which it does only once.
+        # torch.compile cannot guard on masks that a traced call returns. Instead, it calls
+        # `_make_parts` for its side effect while tracing, and then reads the dictionary, once.
         self._make_parts(self.digest, wanted, index(n_chunks), index(seq_len))
         return tuple([self._parts[part, index(n_chunks), index(seq_len)] for part in wanted])
 
@@ -189,7 +191,7 @@ class BlockSparseMask:
         size = seq_len // n_chunks
         if size % self.block_size:
             raise ValueError(
-                f"{seq_len} tokens are cut into {n_chunks} chunks of {size}, which the mask's "
+                f"{seq_len} tokens are split into {n_chunks} chunks of {size}, which the mask's "
                 f"blocks of {self.block_size} do not divide: choose a length that is a "
                 f"multiple of {n_chunks * self.block_size}, or smaller blocks"
             )
@@ -211,20 +213,20 @@ class BlockSparseMask:
         return expanded.repeat_interleave(self.block_size, 2)[:, :, :seq_k]
 
     def density(self, seq_q: int, seq_k: int, *, causal: bool = False) -> float:
-        """Share, in [0, 1], of the (query, key) pairs of dense attention that the mask keeps.
+        """Fraction, in [0, 1], of the (query, key) pairs of dense attention that the mask keeps.
 
-        With `causal`, both count only pairs that a causal mask allows. Exact, counted in elements;
-        the mean over the heads. The lengths must fit the layout.
+        With `causal`, only pairs that a causal mask allows count. The result is exact, counted in
+        elements, and is the mean over heads. The lengths must fit the layout.
         """
         self._check_lengths(seq_q, seq_k)
-        # Only blocks of the layout: in a long sequence, they are a small part of all.
+        # Only visit the blocks of the layout, which are a small part of all in a long sequence.
         _, rows, columns = self.layout.nonzero(as_tuple=True)
         first, last, start, end = self._bounds(seq_q, seq_k)
         first, last, start = first[rows, 0], last[rows, 0], start[columns]
         width = end[columns].clamp(max=seq_k) - start
         pairs, dense = (last + 1 - first) * width, seq_q * seq_k
         if causal:
-            # A query at p sees p + 1 - start keys of the block, at least 0, at most all.
+            # A query at p sees p + 1 - start keys of the block, clamped to [0, width].
             pairs = _ramp_sum(last + 1 - start, width) - _ramp_sum(first - start, width)
             hidden = max(0, seq_k - seq_q)
             dense = (seq_k * (seq_k + 1) - hidden * (hidden + 1)) // 2
@@ -260,24 +262,24 @@ class BlockSparseMask:
     def _split(
         self, seq_q: int, seq_k: int, causal: bool, window_size: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Masks of the full blocks, the partial ones, and those that only the layout hides.
+        """Masks of the full blocks, the partial blocks, and the blocks that only the layout hides.
 
         Each is (H_m, n_q_blocks, n_k_blocks) bool.
         """
         self._check_lengths(seq_q, seq_k)
         behind, ahead = _reach(seq_q, seq_k, causal, window_size)
         first, last, start, end = self._bounds(seq_q, seq_k)
-        # Each query sees an interval of keys that moves with it. Some query of a block sees a key
-        # between the start of the first query's interval and the end of the last one's; all of its
-        # queries see the keys from the start of the last one's to the end of the first one's.
+        # Each query sees an interval of keys, which moves with the query. Some query of a block sees
+        # a key from the start of the first query's interval to the end of the last query's. All
+        # queries see the keys from the start of the last interval to the end of the first one.
         visible = (end > first - behind) & (start <= last + ahead)
         shared = (start >= last - behind) & (end <= (first + ahead + 1).clamp(max=seq_k))
         return self.layout & shared, self.layout & visible & ~shared, visible & ~self.layout
 
     def _bounds(self, seq_q: int, seq_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """First and last query of each row of blocks, start and end of each column: key positions.
+        """Key positions: first and last query of each row of blocks, start and end of each column.
 
-        Shapes (n_q_blocks, 1) and (n_k_blocks,). The end of a column is not limited by seq_k.
+        Shapes are (n_q_blocks, 1) and (n_k_blocks,). The end of a column may exceed seq_k.
         """
         _, n_q_blocks, n_k_blocks = self.layout.shape
         size, device = self.block_size, self.layout.device
@@ -289,20 +291,20 @@ class BlockSparseMask:
     def _check_lengths(self, seq_q: int, seq_k: int) -> None:
         _, *n_blocks = self.layout.shape
         sides = (("seq_q", seq_q, "n_q_blocks"), ("seq_k", seq_k, "n_k_blocks"))
-        for (name, length, side), has in zip(sides, n_blocks, strict=True):
+        for (name, length, side), actual in zip(sides, n_blocks, strict=True):
             check_whole_number(name, length)
-            needs = -(-length // self.block_size)
-            if needs != has:
-                least, most = (has - 1) * self.block_size + 1, has * self.block_size
+            needed = -(-length // self.block_size)
+            if needed != actual:
+                shortest, longest = (actual - 1) * self.block_size + 1, actual * self.block_size
                 raise ValueError(
-                    f"{name}={length} needs ceil({length} / {self.block_size}) = {needs} blocks, "
-                    f"but the layout has {side}={has}, for {name} from {least} to {most}: "
-                    f"make the mask from a layout with {side}={needs}"
+                    f"{name}={length} needs ceil({length} / {self.block_size}) = {needed} blocks, "
+                    f"but the layout has {side}={actual}, for {name} from {shortest} to {longest}: "
+                    f"make the mask from a layout with {side}={needed}"
                 )
 
 
 def _reach(seq_q: int, seq_k: int, causal: bool, window_size: int | None) -> tuple[int, int]:
-    """(behind, ahead): a query at position p sees the keys [p - behind, p + ahead]."""
+    """Reach (behind, ahead): a query at position p sees the keys [p - behind, p + ahead]."""
     if window_size is not None and window_size < 1:
         raise ValueError(
             f"window_size must be at least 1, the query's own key, or None, got {window_size}"
@@ -319,13 +321,16 @@ def _ramp_sum(n: Tensor, top: Tensor) -> Tensor:
 
 
 def _flex_blocks(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Number of true blocks in each row, and block indices with those first, for FlexAttention."""
+    """Number of True blocks in each row, and block indices with True first, for FlexAttention."""
     indices = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1).int().unsqueeze(0), indices.int().unsqueeze(0)
 
 
 @cache
 def _mark_constant_results() -> None:
-    """Have torch.compile call these while tracing. Not at import, as this loads the compiler."""
+    """Have torch.compile call these methods while tracing.
+
+    This is not done at import, because it loads the compiler.
+    """
     torch.compiler.assume_constant_result(BlockSparseMask._lists)
     torch.compiler.assume_constant_result(BlockSparseMask._make_parts)

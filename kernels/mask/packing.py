@@ -1,6 +1,6 @@
 """Pack blocks of 16 and 32 into blocks of 64, with a bit for each part of 16 queries and 16 keys.
 
-For kernels whose smallest tile has 64 queries and 64 keys.
+This is for kernels whose smallest tile has 64 queries and 64 keys.
 """
 
 import itertools
@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PACKED_BLOCK = 64
-MOST_PACKED = 2**16  # blocks in a row or a column: their numbers have 16 bits
+MOST_PACKED = 2**16  # maximum number of blocks in a row or a column: block numbers have 16 bits
 PART = 16
 ALL_PARTS = 2**16 - 1
 
 
 def parts_of(blocks: Tensor, block_size: int) -> Tensor:
-    """Bits of the parts of each block of 64 that smaller blocks cover.
+    """Bit mask, for each block of 64, of the parts that smaller blocks cover.
 
     Args:
         blocks: (H_m, n, m) bool, blocks of 16 or 32.
@@ -34,7 +34,7 @@ def parts_of(blocks: Tensor, block_size: int) -> Tensor:
 
 
 def with_parts(numbers: Tensor, parts: Tensor) -> Tensor:
-    """Numbers of blocks of 64, below MOST_PACKED, with parts in the upper 16 of 32 bits: int64."""
+    """Block numbers, below MOST_PACKED, with the parts in the upper 16 of 32 bits: int64."""
     return numbers + (parts << 16)
 
 
@@ -43,7 +43,7 @@ def pack_blocks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Pack (H_m, n, m) bool tensors of blocks of 16 or 32; a block of 64 is full if all parts are.
 
-    `longest` is the number of queries or of keys, whichever is larger.
+    `longest` is the larger of the numbers of queries and keys.
 
     Returns:
         full, partial and layout in blocks of 64, and the parts of full and partial blocks.
@@ -62,10 +62,10 @@ def pack_blocks(
 
 
 def packed_fill(layout: Tensor, block_size: int) -> float:
-    """Mean number of blocks of a layout (H_m, n, m) in a block of 64 that holds any.
+    """Mean number of visible blocks of a layout (H_m, n, m) in a block of 64 that has at least one.
 
-    Blocks that the end of the layout cuts count as if whole. 1 for blocks that are not smaller; for
-    an empty layout, the number that fits.
+    A block of 64 that the end of the layout cuts counts as if it were whole. The result is 1 if
+    blocks are not smaller than 64, and the number that fits for an empty layout.
     """
     if block_size >= PACKED_BLOCK:
         return 1.0
@@ -73,9 +73,11 @@ def packed_fill(layout: Tensor, block_size: int) -> float:
     packed = parts_of(layout, block_size) > 0
     if not packed.any():
         return float(k * k)
+    # Scale up the mean over the small blocks that exist within those of 64: the end of the layout
+    # must not lower it.
     _, n, m = layout.shape
-    there = sum(
+    n_present = sum(
         packed[:, : -(-(n - i) // k), : -(-(m - j) // k)].sum()
         for i, j in itertools.product(range(k), repeat=2)
     )
-    return (k * k * layout.sum() / there).item()
+    return (k * k * layout.sum() / n_present).item()

@@ -21,7 +21,7 @@ def butterfly(
 ) -> Tensor:  # fmt: skip
     """Flat block butterfly: block i sees block j iff i == j or i XOR j is a power of two.
 
-    The sum of the factors of a butterfly matrix. A row has 1 + n_factors blocks, and at most
+    It is the sum of the factors of a butterfly matrix. A row has 1 + n_factors blocks, and at most
     n_factors layers connect each block to every other. With 8 blocks and all 3 factors:
 
         1 1 1 . 1 . . .
@@ -38,7 +38,7 @@ def butterfly(
             because some partners do not exist.
         n_factors: i XOR j is at most 2^(n_factors - 1). Default and maximum: ceil(log2(n_blocks)),
             which connects all blocks.
-        global_blocks: number of first rows and columns that are all True.
+        global_blocks: number of leading rows and columns that are all True.
 
     Returns:
         (n_blocks, n_blocks) bool, on `device`.
@@ -50,10 +50,11 @@ def butterfly(
     src/models/layers/blocksparse_linear.py of HazyResearch/fly, which supports only powers of two.
     """
     i, j = _rows_and_columns(n_blocks, device)
-    most_factors = (n_blocks - 1).bit_length()
-    n_factors = most_factors if n_factors is None else n_factors
-    _check_range("n_factors", n_factors, 0, most_factors, n_blocks)
+    max_factors = (n_blocks - 1).bit_length()
+    n_factors = max_factors if n_factors is None else n_factors
+    _check_range("n_factors", n_factors, 0, max_factors, n_blocks)
     _check_range("global_blocks", global_blocks, 0, n_blocks, n_blocks)
+    # x & (x - 1) clears the lowest set bit of x.
     difference = i ^ j
     at_most_one_bit = (difference & (difference - 1)) == 0
     return (at_most_one_bit & (difference < 2**n_factors)) | (torch.minimum(i, j) < global_blocks)
@@ -75,7 +76,7 @@ def sliding_window(
 
 
 def global_blocks(n_blocks: int, count: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """The first `count` blocks see every block, and every block sees them.
+    """Global blocks: the first `count` blocks see every block, and every block sees them.
 
     The global tokens of Longformer (arXiv 2004.05150) and BigBird (arXiv 2007.14062), as a layout
     (n_blocks, n_blocks), bool.
@@ -105,10 +106,10 @@ def strided(n_blocks: int, stride: int, *, device: torch.device | str = "cpu") -
 def random(
     n_blocks: int, n_per_row: int, *, seed: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Each block sees itself and n_per_row - 1 other blocks, drawn without replacement.
+    """Random blocks: each block sees itself and n_per_row - 1 others, drawn without replacement.
 
-    The random attention of BigBird (arXiv 2007.14062), as a layout (n_blocks, n_blocks), bool. A
-    pure function of its arguments: PyTorch's generators are neither read nor changed.
+    The random attention of BigBird (arXiv 2007.14062), as a layout (n_blocks, n_blocks), bool. The
+    result depends only on the arguments: PyTorch's generators are neither read nor changed.
 
     Raises:
         ValueError: n_per_row is not in [1, n_blocks], or seed not in [0, 2^63).
@@ -118,15 +119,16 @@ def random(
     check_whole_number("seed", seed)
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must be in [0, 2**63), got {seed}")
-    # On the CPU, where a seed gives the same numbers on every machine.
+    # Drawn on the CPU, where a seed gives the same numbers on every machine. The diagonal gets 1.0,
+    # above all random numbers, so that each block always sees itself.
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(n_blocks, n_blocks, generator=generator, dtype=torch.float64, device="cpu")
-    chosen = scores.fill_diagonal_(1.0).topk(n_per_row).indices  # the others are below 1
+    chosen = scores.fill_diagonal_(1.0).topk(n_per_row).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, True).to(device)
 
 
 def _rows_and_columns(n_blocks: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """i (n_blocks, 1) and j (1, n_blocks), the numbers of the rows and columns."""
+    """Row numbers i (n_blocks, 1) and column numbers j (1, n_blocks)."""
     _check_range("n_blocks", n_blocks, 1, None, n_blocks)
     numbers = torch.arange(n_blocks, device=device)
     return numbers.unsqueeze(1), numbers.unsqueeze(0)

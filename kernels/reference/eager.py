@@ -1,4 +1,4 @@
-"""Attention as it was written before FlashAttention: one PyTorch operation after the other."""
+"""Eager (unfused) attention, one PyTorch operation after the other, as before FlashAttention."""
 
 import math
 
@@ -23,10 +23,11 @@ def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, options: AttentionOption
 
 
 def eager_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """Algorithm 0 of arXiv 2205.14135 in the dtype of q: the baseline of speed-ups.
+    """Algorithm 0 of arXiv 2205.14135 in the dtype of q: the baseline for speed-ups.
 
-    `kernels.reference.standard.standard_attention` is the exact one; this one leaves rounding and
-    dropout to PyTorch (under autocast on a GPU, the softmax is computed and kept in float32).
+    The exact implementation is `kernels.reference.standard.standard_attention`. This one leaves
+    rounding and dropout to PyTorch. Under autocast on a GPU, the softmax is computed and kept in
+    float32.
 
     Returns:
         out (B, T_q, H, D) in the dtype of q.
@@ -34,7 +35,8 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) 
     dtype = q.dtype
     q = (q * options.softmax_scale).transpose(1, 2)
     k, v = k.transpose(1, 2), v.transpose(1, 2)
-    x = q @ k.mT  # (B, H, T_q, T_k); one name for scores and weights, to free what is not needed
+    # Scores and weights, (B, H, T_q, T_k), share one name: the old tensor is freed at each step.
+    x = q @ k.mT
     seq_q, seq_k = x.shape[-2:]
     if options.causal:
         hidden = torch.ones(seq_q, seq_k, dtype=torch.bool, device=x.device)
@@ -45,4 +47,4 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) 
     x = x.softmax(-1)
     if options.dropout_p > 0:
         x = F.dropout(x, options.dropout_p)
-    return (x @ v).transpose(1, 2).to(dtype)  # autocast may have changed it
+    return (x @ v).transpose(1, 2).to(dtype)  # autocast may have changed the dtype

@@ -1,8 +1,8 @@
-"""Forward and backward pass with the interface of the kernels, in plain PyTorch.
+"""Forward and backward pass in plain PyTorch, with the interface of the kernels.
 
-As in `kernels.triton.fwd` and `kernels.triton.bwd`, the backward pass starts from a given output
-and log-sum-exp, which may be those of more keys, as in ring attention. The score matrix is held in
-memory, in fp32, or in fp64 for fp64.
+As in `kernels.triton.fwd` and `kernels.triton.bwd`, the backward pass takes the output and the
+log-sum-exp as arguments. They may be those of more keys, as in ring attention. The score matrix is
+held in memory, in fp32, or in fp64 for fp64.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
 
     Args:
         q: (B, T_q, H, D), k and v: (B, T_k, H_kv, D).
-        options: without sinks, dropout and packed blocks; a mask by its first two lists.
+        options: without sinks, dropout and packed blocks; a mask is given by its first two lists.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     keywords = _scores(options) | _masks(options, q, k)
@@ -50,7 +50,7 @@ def attn_bwd(
     K, V = (x.to(dtype).repeat_interleave(group, 2).transpose(1, 2) for x in (k, v))
     S, slope = scores_and_slope(q, k, **_scores(options))
     visible = visible_keys(q.shape[1], k.shape[1], device=q.device, **_masks(options, q, k))
-    # A row that sees no key has lse -inf and only hidden scores.
+    # A row that sees no key has lse -inf, and -inf - -inf is NaN: subtract 0 there.
     P = torch.exp(S.masked_fill(~visible, -torch.inf) - finite(lse).unsqueeze(-1))
     delta = (out.to(dtype) * dout.to(dtype)).sum(-1).transpose(1, 2)
     if dlse is not None:
@@ -73,7 +73,8 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
         lse, part_lse: (B, H, T).
     """
     weight = torch.sigmoid(part_lse - lse)
-    weight.nan_to_num_(0.0)  # a row without keys in both has -inf - -inf
+    # A row that sees no key in either result has -inf - -inf = NaN.
+    weight.nan_to_num_(0.0)
     torch.logaddexp(lse, part_lse, out=lse)
     weight = weight.transpose(1, 2).unsqueeze(-1)
     out.copy_(torch.lerp(out.to(weight.dtype), part.to(weight.dtype), weight))
@@ -103,6 +104,6 @@ def _mask(options: AttentionOptions, seq_q: int, seq_k: int) -> BlockSparseMask 
     layout = torch.zeros(rows.shape[0], -(-seq_q // size), -(-seq_k // size), dtype=torch.bool)
     for head, entries in enumerate(rows.tolist()):
         for row, begin, n_full, n_partial, *_ in entries:
-            seen = blocks[begin : begin + n_full + n_partial].long()
-            layout[head, row, seen.to(layout.device)] = True
+            columns = blocks[begin : begin + n_full + n_partial].long()
+            layout[head, row, columns.to(layout.device)] = True
     return BlockSparseMask(layout.to(rows.device), size)

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention, on a CPU the fastest there is."""
+"""PyTorch's scaled_dot_product_attention (SDPA), the fastest implementation on a CPU."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,10 +22,10 @@ def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, options: AttentionOption
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """out (B, T_q, H, D) in the dtype of q; dropout draws from PyTorch's generator."""
+    """Call SDPA: out (B, T_q, H, D) in the dtype of q. Dropout draws from PyTorch's generator."""
     out = F.scaled_dot_product_attention(
         *(x.transpose(1, 2) for x in (q, k, v)), dropout_p=options.dropout_p,
         is_causal=options.causal, scale=options.softmax_scale,
         enable_gqa=plain_bool(q.shape[2] != k.shape[2]),
     )  # fmt: skip
-    return out.transpose(1, 2).to(q.dtype)  # autocast may have changed it
+    return out.transpose(1, 2).to(q.dtype)  # autocast may have changed the dtype

@@ -1,7 +1,7 @@
 """Specification of attention and of its dropout mask, in plain PyTorch.
 
 Tests compare every kernel with `standard_attention`. It is differentiable and computes in the dtype
-of its inputs: fp64 inputs give the exact answer, bf16 inputs the error that a bf16 kernel may have.
+of its inputs: fp64 inputs give the exact result, bf16 inputs the error that a bf16 kernel may have.
 The tiled algorithms of the papers are in tiled.py.
 
 Letters in shapes: B batch, T_q queries, T_k keys, H query heads, H_kv key and value heads,
@@ -40,12 +40,12 @@ def standard_attention(
         q: (B, T_q, H, D), any floating dtype.
         k, v: (B, T_k, H_kv, D). H is a multiple of H_kv; head h reads kv head h // (H // H_kv).
         softmax_scale: factor on the scores; 1 / sqrt(D) when None.
-        sinks: (H,) scores, each of one more key in every row's softmax, with value zero.
+        sinks: (H,) scores; each adds a key with value zero to the softmax of every row of a head.
         softcap: c turns S into c * tanh(S / c).
         dropout_p: probability in [0, 1) that an entry of P is set to 0; the kept ones are
             multiplied by 1 / (1 - dropout_p). lse does not depend on dropout.
         dropout_seed: as in `dropout_keep_mask`; needed iff dropout_p > 0.
-        first_query: number of the first query, for dropout.
+        first_query: number of the first query in its sequence, for dropout.
 
     Returns:
         out: (B, T_q, H, D) in q's dtype.
@@ -84,7 +84,7 @@ def scores_and_slope(
     if softmax_scale is None:
         softmax_scale = 1 / math.sqrt(q.shape[-1])
     keys = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2).transpose(1, 2)  # (B, H, T_k, D)
-    # Scale q, not the scores, which can overflow. In fp16 scaled scores still can, above 65,504.
+    # Scale q, because unscaled scores can overflow. In fp16 even scaled scores can, above 65,504.
     scaled = (q * softmax_scale).transpose(1, 2)
     if q.dtype == torch.float16:
         scaled, keys = scaled.float(), keys.float()
@@ -100,7 +100,7 @@ def visible_keys(
     mask: BlockSparseMask | None = None, doc_start: Tensor | None = None,
     kv_lengths: Tensor | None = None, device: torch.device | str | None = None,
 ) -> Tensor:  # fmt: skip
-    """Boolean mask of the keys that each query sees: those that all of the arguments allow.
+    """Boolean mask of the keys that each query sees: those that all arguments allow.
 
     The key position of query i is p = i + T_k - T_q. A causal mask with T_q = 2, T_k = 4 and with
     T_q = 4, T_k = 2, and a window of 2 with T = 4 (1 is visible):
@@ -143,9 +143,9 @@ def dropout_keep_mask(
 ) -> Tensor:  # fmt: skip
     """Mask of the probabilities that dropout keeps: a pure function of (seed, b, h, query, key).
 
-    Every kernel computes the same function, so the mask is the same dense, sparse, recomputed in
-    the backward or split over GPUs. All arithmetic is modulo 2^32; `mix` is lowbias32 by Chris
-    Wellons (https://nullprogram.com/blog/2018/07/31/).
+    Every kernel computes the same function. So the mask is the same in dense and sparse attention,
+    recomputed in the backward pass, or split over GPUs. All arithmetic is modulo 2^32; `mix` is
+    lowbias32 by Chris Wellons (https://nullprogram.com/blog/2018/07/31/).
 
         head_key = mix((mix(seed_lo) ^ mix(seed_hi ^ 0x85EBCA6B)) + 0x9E3779B9 * (b * n_head + h))
         row_key  = stir(head_key + 0x9E3779B9 * (query & ~8))
@@ -158,8 +158,8 @@ def dropout_keep_mask(
     tests/kernels/reference/test_standard.py can detect.
 
     Args:
-        seed: an integer in [0, 2^63), or an int64 tensor with one element, whose value is not
-            checked: that would wait for a GPU, and torch.compile could not trace it.
+        seed: an integer in [0, 2^63), or an int64 tensor with one element. The value of a tensor is
+            not checked: that would synchronize with the GPU, and torch.compile could not trace it.
         n_head: of q.
         dropout_p: probability in [0, 1) that an entry is dropped.
         first_query: number of the first query, if the queries are part of a sequence.
@@ -176,8 +176,8 @@ def dropout_keep_mask(
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
     seed = torch.as_tensor(seed, dtype=torch.int64, device=device).reshape(())
     seed_key = _mix(seed) ^ _mix((seed >> 32) ^ _SALT)  # `_mix` takes the low 32 bits of each
-    of_head, query, key = (torch.arange(n, device=device) for n in (batch * n_head, seq_q, seq_k))
-    head_key = _mix(seed_key + _GOLDEN * of_head).view(batch, n_head, 1)
+    head, query, key = (torch.arange(n, device=device) for n in (batch * n_head, seq_q, seq_k))
+    head_key = _mix(seed_key + _GOLDEN * head).view(batch, n_head, 1)
     query = query + first_query
     row_key = _stir(head_key + _GOLDEN * (query & ~8))  # (B, H, T_q)
     x = _stir(row_key.unsqueeze(-1) ^ (_GOLDEN * (key & ~8)))
@@ -222,9 +222,9 @@ def dropout_factor(
 
 
 def _add_sinks(lse: Tensor, sinks: Tensor) -> Tensor:
-    """log(exp(lse) + exp(sinks)) for lse (B, H, T_q) and sinks (H,); a constant -inf if both are.
+    """log(exp(lse) + exp(sinks)) for lse (B, H, T_q) and sinks (H,).
 
-    The gradient of logaddexp is NaN there.
+    Where both are -inf, the result is a constant -inf, because the gradient of logaddexp is NaN.
     """
     sinks = sinks.to(lse.dtype)[:, None].expand_as(lse)
     is_empty = (lse == -math.inf) & (sinks == -math.inf)

@@ -33,8 +33,8 @@ def flash_attention_1_forward(
 ) -> tuple[Tensor, Tensor]:
     """FlashAttention: Algorithm 2 of arXiv 2205.14135 (Algorithm 1 with a mask and dropout).
 
-    K and V tiles in the outer loop, Q tiles in the inner one: O, l and m stay in HBM and are read,
-    rescaled and written for every pair of tiles.
+    K and V tiles are in the outer loop, Q tiles in the inner one. O, l and m stay in HBM and are
+    read, rescaled and written for every pair of tiles.
 
     Args:
         q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
@@ -76,8 +76,9 @@ def flash_attention_1_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of FlashAttention: Algorithm 4 of arXiv 2205.14135.
 
-    The paper saves l and m; here lse replaces both, as exp(S - m) / l = exp(S - lse). It computes
-    delta in every tile; computed once, as here, the loops are those of FlashAttention-2.
+    The paper saves l and m; here lse replaces both, because exp(S - m) / l = exp(S - lse). The
+    paper computes delta in every tile; computed once, as here, the loops are those of
+    FlashAttention-2.
 
     Args:
         sram_floats: M, as in `flash_attention_1_forward`; the others as in
@@ -98,8 +99,8 @@ def flash_attention_2_forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """FlashAttention-2: Algorithm 1 of arXiv 2307.08691.
 
-    Q tiles in the outer loop, K and V tiles in the inner one: an output tile is finished before the
-    next begins and divided by l only once. lse is all that the backward needs of the softmax.
+    Q tiles are in the outer loop, K and V tiles in the inner one. An output tile is finished before
+    the next begins, and divided by l only once. Of the softmax, the backward needs only lse.
 
     Args:
         q, k, v, options: as in `flash_attention_1_forward`.
@@ -197,7 +198,7 @@ class _Tiles:
     def gradients(
         self, i: slice, j: slice, lse: Tensor, dO: Tensor, delta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Share of tile (i, j) in dQ, dK and dV; delta is that of the queries i."""
+        """Contribution of tile (i, j) to dQ, dK and dV; delta is that of the queries i."""
         Z, dO = self.Z[:, :, i, j], dO[:, :, i]
         P = torch.exp(self.scores(i, j) - finite(lse[:, :, i, None]))
         dP = (dO @ self.V[:, :, j].mT) * Z
@@ -222,5 +223,5 @@ def _sum_groups(grad: Tensor, like: Tensor) -> Tensor:
 
 
 def _nonzero(l: Tensor) -> Tensor:
-    """l with 0 replaced by 1: a row that has seen no key is divided by 1 and stays 0."""
+    """Replace 0 in l by 1: a row that has seen no key is divided by 1 and stays 0."""
     return l.masked_fill(l == 0, 1.0)
