@@ -46,8 +46,8 @@ def linear_cross_entropy(
     calls give the same bits.
 
     Args:
-        hidden: (..., C) states, fp16, bf16, fp32 or fp64. To predict the next token, the caller
-            shifts the targets.
+        hidden: (..., C) states, fp16, bf16, fp32 or fp64. The target of a position is the next
+            token: the caller shifts the tokens.
         weight: (V, C), of any floating dtype; its gradient has that dtype.
         targets: (...) int64, in [0, vocab_size) or `ignore_index`. Another value makes the loss
             NaN with impl="triton", because a check would wait for the GPU.

@@ -269,9 +269,9 @@ class BlockSparseMask:
         self._check_lengths(seq_q, seq_k)
         behind, ahead = _reach(seq_q, seq_k, causal, window_size)
         first, last, start, end = self._bounds(seq_q, seq_k)
-        # Each query sees an interval of keys, which moves with the query. Some query of a block sees
-        # a key from the start of the first query's interval to the end of the last query's. All
-        # queries see the keys from the start of the last interval to the end of the first one.
+        # Each query sees an interval of keys that moves with it. Some query of a block sees a key
+        # in the union of their intervals, from the start of the first to the end of the last. All
+        # of them see the intersection, from the start of the last to the end of the first.
         visible = (end > first - behind) & (start <= last + ahead)
         shared = (start >= last - behind) & (end <= (first + ahead + 1).clamp(max=seq_k))
         return self.layout & shared, self.layout & visible & ~shared, visible & ~self.layout

@@ -65,8 +65,8 @@ def attn_bwd(
     described = worth_describing(q, k)
     tiles = backward_dq_tiles(q, k, options)
     tile = partial(operand, block_d=tiles.block_d, described=described)
-    # A tile for all padded rows, and dq first: this kernel writes the lse_log2 and delta that the
-    # other one reads.
+    # dq comes first: its kernel writes lse_log2 and delta, including the padding, which the other
+    # kernel reads.
     n_tiles = padded_q // tiles.block_m
     attn_bwd_dq_kernel[(n_tiles * batch * n_head,)](
         # q, out and dout are read once, and not through TMA: the kernel says why.

@@ -73,8 +73,8 @@ def _accumulate_dkdv(
             p_kept_t = tl.maximum(p_t, 0.0, propagate_nan=tl.PropagateNan.ALL)
             dp_t = tl.where(p_t < 0.0, 0.0, dp_t * call.keep_scale)
 
-        # dV += P^T dO, in fp32: only the operand P is rounded to 16 bits for the tensor cores.
-        # keep_scale is applied once, at the end.
+        # dV += P^T dO, in fp32: only the operand P is rounded to the input dtype for the tensor
+        # cores. keep_scale is applied once, at the end.
         dv = tl.dot(p_kept_t.to(dout_tile.dtype), dout_tile, dv, input_precision=PRECISION)
 
         # dS^T = P^T (dP^T - delta), times the derivative of the cap; then dK += dS^T Q.

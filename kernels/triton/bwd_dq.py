@@ -49,7 +49,7 @@ def _accumulate_dq(
             dp *= tl.where(keep, call.keep_scale, 0.0)
 
         # dS = P (dP - delta), times the derivative of the cap; then dQ += dS K, in fp32. Only the
-        # operand dS is rounded to 16 bits for the tensor cores.
+        # operand dS is rounded to the input dtype for the tensor cores.
         ds = uncap_gradient(p * (dp - delta[:, None]), qk, features)
         dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=PRECISION)
     return dq
@@ -105,6 +105,6 @@ def attn_bwd_dq_kernel(
             lower, upper, head_key, call, HEAD_DIM, BLOCK_D, BLOCK_N, features, PRECISION,
             MASKED=masked == 1,
         )  # fmt: skip
-    # dS is the gradient of the scaled scores; the factor to that of q k^T is applied once.
+    # dS is the gradient of scaled scores. The scale, common to all tiles, is applied once.
     acc *= softmax_scale
     store_tile(dq, batch, head, start_m, seq_q, acc, HEAD_DIM, BLOCK_M, BLOCK_D)
