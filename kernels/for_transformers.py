@@ -50,7 +50,7 @@ def register_with_transformers(name: str = "papilio", *, impl: str | None = None
 
     Raises:
         ImportError: transformers is missing, or is older than 5.4.
-        ValueError: impl does not exist. If it lacks an option that a model needs, the model raises.
+        ValueError: impl does not exist. A model raises it later if impl lacks an option it needs.
     """
     if impl is not None and impl not in IMPLS:
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")

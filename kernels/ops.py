@@ -285,7 +285,7 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(out, lse, *inputs, *options[:N_CALL_TENSORS])
         ctx.impl, ctx.options = impl, options.without_tensors()
         ctx.has_tensors = options.has_tensors
-        # As in `_setup_context`.
+        # As in `_setup_context`: no tensor of zeros for an unused lse.
         ctx.set_materialize_grads(False)
         # Sinks need lse as an output: their gradient can be differentiated again, through both.
         return (out, lse) if options.return_lse or ctx.needs_input_grad[0] else out

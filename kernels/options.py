@@ -251,7 +251,7 @@ def make_options(
     """Check the arguments of `kernels.flash_attention` and convert them to `AttentionOptions`.
 
     Args:
-        n_keys: of the whole sequence, where k holds a part of it.
+        n_keys: number of keys in the whole sequence, if k holds only a part of it.
 
     Raises:
         ValueError: an argument is malformed.

@@ -163,8 +163,7 @@ class _PeerCopy:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             # Signal the previous rank that this buffer is free; wait until that of the next rank
-            # is. All ranks put before they wait: the other order would be a deadlock around the
-            # ring.
+            # is. All ranks signal before they wait: in the other order, the ring would deadlock.
             signals.put_signal(previous, _FREE, TIMEOUT_MS)
             signals.wait_signal(next_rank, _FREE, TIMEOUT_MS)
             buffer.next[: sent.nbytes].copy_(sent.view(-1).view(torch.uint8))

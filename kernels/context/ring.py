@@ -96,7 +96,8 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> No
 
 def _backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
     tensors, mask_lists = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-    # No gradients for the arguments after kv. PyTorch takes an empty list for one of tensors.
+    # No gradients for the arguments after kv. PyTorch takes an empty list of sizes for a list of
+    # tensors, so its gradient must be a list as well.
     last = None if mask_lists or ctx.mask_sizes else []
     others = None, *[None] * len(ctx.options), [None] * len(mask_lists), last
     if dout is None:
@@ -165,7 +166,7 @@ def _ring_attn_fwd(
             elif out is None:  # step 0 sees nothing
                 out = q.new_zeros(q.shape, dtype=sum_dtype)
                 lse = _empty_lse(q).fill_(-torch.inf)
-            # 3. Only now let the stream wait for the next keys: kernels launched later need them.
+            # 3. Make the stream wait for the next keys only now: this step's kernels need not.
             rotating.receive()
     assert out is not None and lse is not None
     return out.to(q.dtype), lse

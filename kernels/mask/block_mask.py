@@ -215,8 +215,9 @@ class BlockSparseMask:
     def density(self, seq_q: int, seq_k: int, *, causal: bool = False) -> float:
         """Fraction, in [0, 1], of the (query, key) pairs of dense attention that the mask keeps.
 
-        With `causal`, only pairs that a causal mask allows count. The result is exact, counted in
-        elements, and is the mean over heads. The lengths must fit the layout.
+        With `causal`, numerator and denominator count only pairs that a causal mask allows. The
+        result is exact, counted in elements, and is the mean over heads. The lengths must fit the
+        layout.
         """
         self._check_lengths(seq_q, seq_k)
         # Only visit the blocks of the layout, which are a small part of all in a long sequence.

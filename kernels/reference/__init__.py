@@ -1,1 +1,1 @@
-"""Attention in PyTorch: what the kernels are tested against, and what they are compared with."""
+"""Attention in PyTorch: references for the tests of kernels, and baselines of their speed."""

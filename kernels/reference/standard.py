@@ -76,7 +76,7 @@ def standard_attention(
 def scores_and_slope(
     q: Tensor, k: Tensor, *, softmax_scale: float | None = None, softcap: float | None = None
 ) -> tuple[Tensor, Tensor | float]:
-    """Scores of all queries and keys, and their derivative by the products q k^T.
+    """Scores of all queries and keys, and their derivative with respect to q k^T.
 
     Returns:
         (B, H, T_q, T_k) in fp32, or fp64 for fp64, without a mask; and a factor for each of them.
@@ -197,7 +197,7 @@ def _stir(x: Tensor) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """lowbias32, a bijection of 32 bits."""
+    """Hash of 32 bits, lowbias32, which is a bijection."""
     x = _stir(x)
     x = ((x ^ (x >> 15)) * _LAST_MULTIPLIERS[0][0]) & _LOW_32_BITS
     return x ^ (x >> 16)
@@ -206,7 +206,7 @@ def _mix(x: Tensor) -> Tensor:
 def dropout_factor(
     q: Tensor, k: Tensor, dropout_p: float, seed: int | Tensor | None, first_query: int = 0
 ) -> Tensor:
-    """Factors (B, H, T_q, T_k) of P: 0 where dropped, 1 / (1 - dropout_p) where kept."""
+    """Dropout factors on P, (B, H, T_q, T_k): 0 if dropped, 1 / (1 - dropout_p) if kept."""
     B, T_q, H, _ = q.shape
     T_k = k.shape[1]
     dtype = torch.promote_types(q.dtype, torch.float32)

@@ -141,8 +141,8 @@ def flash_attention_2_backward(
     Args:
         q, k, v: (B, T_q, H, D) and (B, T_k, H_kv, D).
         out, lse: (B, T_q, H, D) and (B, H, T_q), from the forward.
-        dout: (B, T_q, H, D), gradient of the loss by out.
-        dlse: (B, H, T_q), gradient of the loss by lse; 0 when None. It is not in the paper.
+        dout: (B, T_q, H, D), gradient of the loss with respect to out.
+        dlse: (B, H, T_q), gradient with respect to lse; None: 0. It is not in the paper.
         block_m, block_n: B_r queries and B_c keys in a tile.
         options: those of the forward.
 
