@@ -152,8 +152,8 @@ def _masks_of_steps(
     if mask is None:
         return [], []
     steps, c = visible_halves(context), chunk_tokens(q.shape[1])
-    wanted = tuple([step.chunks(context) for step in steps])
-    parts = mask.parts(wanted, 2 * context.size, context.size * q.shape[1])
+    chunk_pairs = tuple([step.chunks(context) for step in steps])
+    parts = mask.parts(chunk_pairs, 2 * context.size, context.size * q.shape[1])
     masks: list[AttentionOptions | None] = []
     for step, part in zip(steps, parts, strict=True):
         rows, keys = q[:, halves(step.rows, c)], k[:, halves(step.keys, c)]

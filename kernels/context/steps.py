@@ -108,8 +108,8 @@ def masks_of(
         return [{} for _ in range(n_steps)]
     rest = iter(lists)
     masks: list[dict[str, Any] | None] = []
-    for at in range(0, len(sizes), 4):
-        n, block_size, packed, loops = sizes[at : at + 4]
+    for i in range(0, len(sizes), 4):
+        n, block_size, packed, loops = sizes[i : i + 4]
         numbers = {"mask_block_size": block_size, "mask_packed": bool(packed), "mask_loops": loops}
         fields = dict(zip(_LISTS, islice(rest, max(n, 0)), strict=False))
         masks.append(None if n < 0 else fields | numbers)

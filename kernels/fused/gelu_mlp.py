@@ -78,8 +78,8 @@ def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
     one_dtype = all(t is x or t.dtype == w_in.dtype for t in tensors.values())
     if not (x.is_floating_point() and w_in.is_floating_point() and one_dtype):
         dtypes = ", ".join(f"{name} in {t.dtype}" for name, t in tensors.items())
-        wanted = "floating-point, the weights of one dtype"
-        raise ValueError(f"x and the weights must be {wanted}, got {dtypes}")
+        requirement = "floating-point, the weights of one dtype"
+        raise ValueError(f"x and the weights must be {requirement}, got {dtypes}")
     if any(t.device != x.device for t in tensors.values()):
         devices = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
         raise ValueError(f"all must be on one device, got {devices}")

@@ -81,8 +81,8 @@ def _check(
     vectors = {"bias": bias, "weight": weight, "norm_bias": norm_bias}
     for name, vector in vectors.items():
         if vector is not None and vector.shape != x.shape[-1:]:
-            wanted = f"({x.shape[-1]},) to match x {tuple(x.shape)}"
-            raise ValueError(f"{name} must be {wanted}, got {tuple(vector.shape)}")
+            expected = f"({x.shape[-1]},) to match x {tuple(x.shape)}"
+            raise ValueError(f"{name} must be {expected}, got {tuple(vector.shape)}")
     tensors = {name: t for name, t in {"x": x, "y": y, **vectors}.items() if t is not None}
     floating = all(t.is_floating_point() for t in tensors.values())
     n_double = sum(t.dtype == torch.float64 for t in tensors.values())

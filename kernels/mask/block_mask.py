@@ -162,12 +162,12 @@ class BlockSparseMask:
         return make_lists(full, partial, layout, parts, block_size, hides, device, *options)
 
     def parts(
-        self, wanted: tuple[MaskPart, ...], n_chunks: int, seq_len: int
+        self, chunk_pairs: tuple[MaskPart, ...], n_chunks: int, seq_len: int
     ) -> "tuple[BlockSparseMask, ...]":
         """Masks for some chunks of queries and some chunks of keys of a sequence, cached.
 
         Args:
-            wanted: for each mask, the numbers of its query chunks and of its key chunks.
+            chunk_pairs: for each mask, the numbers of its query chunks and of its key chunks.
             n_chunks: number of chunks of equal length.
             seq_len: T, a multiple of n_chunks.
 
@@ -177,14 +177,14 @@ class BlockSparseMask:
         """
         # torch.compile cannot guard on masks that a traced call returns. Instead, it calls
         # `_make_parts` for its side effect while tracing, and then reads the dictionary, once.
-        self._make_parts(self.digest, wanted, index(n_chunks), index(seq_len))
-        return tuple([self._parts[part, index(n_chunks), index(seq_len)] for part in wanted])
+        self._make_parts(self.digest, chunk_pairs, index(n_chunks), index(seq_len))
+        return tuple([self._parts[part, index(n_chunks), index(seq_len)] for part in chunk_pairs])
 
     def _make_parts(
-        self, digest: str, wanted: tuple[MaskPart, ...], n_chunks: int, seq_len: int
+        self, digest: str, chunk_pairs: tuple[MaskPart, ...], n_chunks: int, seq_len: int
     ) -> None:
         """Cache the masks of `parts`, under (part, n_chunks, seq_len)."""
-        missing = [part for part in wanted if (part, n_chunks, seq_len) not in self._parts]
+        missing = [part for part in chunk_pairs if (part, n_chunks, seq_len) not in self._parts]
         if not missing:
             return
         self._check_lengths(seq_len, seq_len)

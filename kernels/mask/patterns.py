@@ -134,8 +134,8 @@ def _rows_and_columns(n_blocks: int, device: torch.device | str) -> tuple[Tensor
     return numbers.unsqueeze(1), numbers.unsqueeze(0)
 
 
-def _check_range(name: str, value: int, least: int, most: int | None, n_blocks: int) -> None:
+def _check_range(name: str, value: int, low: int, high: int | None, n_blocks: int) -> None:
     check_whole_number(name, value)
-    if value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"in [{least}, {most}]"
+    if value < low or (high is not None and value > high):
+        bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
         raise ValueError(f"{name} must be {bounds} for n_blocks={n_blocks}, got {value}")

@@ -145,11 +145,11 @@ def _ready_times(rows: np.ndarray, counts: np.ndarray, colours: np.ndarray) -> n
         first, end = end, end + count
         start = heapq.heappop(free) + BETWEEN
         row = rows[first:end]
-        ready[first:end] = at = np.maximum(done[row] + SIGNAL, start)
-        order = np.lexsort((colours[row], at))
+        ready[first:end] = times = np.maximum(done[row] + SIGNAL, start)
+        order = np.lexsort((colours[row], times))
         step = np.arange(count)
         # Visits follow one another, none before its row is free.
-        done[row[order]] = finished = np.maximum.accumulate(at[order] - step) + step + 1
+        done[row[order]] = finished = np.maximum.accumulate(times[order] - step) + step + 1
         heapq.heappush(free, finished[-1] if count else start)
     return ready
 

@@ -1,1 +1,1 @@
-"""Attention in PyTorch: references for the tests of kernels, and baselines of their speed."""
+"""Attention in PyTorch: references for the tests of kernels, and baselines for comparison."""
