@@ -299,8 +299,8 @@ class _Attention(torch.autograd.Function):
             tensors = rest[-N_CALL_TENSORS:]
             options = AttentionOptions._make((*tensors, *options[N_CALL_TENSORS:]))
         dout = torch.zeros_like(out) if dout is None else dout
-        grads = [x for x in (dout, dlse) if x is not None]
-        if is_plain_call(*grads, *inputs) and not torch.is_grad_enabled():
+        output_grads = [x for x in (dout, dlse) if x is not None]
+        if is_plain_call(*output_grads, *inputs) and not torch.is_grad_enabled():
             input_grads = _input_gradients((dout, dlse), inputs, (out, lse), ctx.impl, options)
         else:
             # The operator is visible to the dispatcher, and refuses a second derivative.
