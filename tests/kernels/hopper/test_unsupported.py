@@ -1,4 +1,4 @@
-"""What stands in the way of the Hopper kernels is told without a GPU, and can be compiled."""
+"""Unsupported calls of the Hopper kernels are reported without a GPU, and can be compiled."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ def half(*shape):
 
 
 def test_it_needs_a_hopper_gpu():
-    with pytest.raises(ValueError, match="q is on cpu, and it needs an H100 or H200"):
+    with pytest.raises(ValueError, match="q.device=cpu must be an H100 or H200"):
         call(*half(1, 4, 4, 2, 2, 16))
 
 
@@ -43,10 +43,10 @@ def test_what_it_does_not_serve_is_named(on_hopper):
     q, k, v = half(1, 4, 4, 2, 2, 16)
     padded = torch.zeros(1, 4, 2, 20).half()[..., :16]
     for given, message in (
-        ((q.float(), k.float(), v.float()), "takes bf16 and fp16, and q is torch.float32"),
-        (half(1, 4, 4, 2, 2, 20), "multiples of 8 as head_dim, and q has 20"),
-        ((q, padded, padded), r"k has shape \(1, 4, 2, 16\) and strides \(160, 40, 20, 1\)"),
-        ((q, k[:, :1].expand(-1, 4, -1, -1), v), r"strides \(128, 0, 16, 1\).*contiguous"),
+        ((q.float(), k.float(), v.float()), "q.dtype=torch.float32 must be torch.bfloat16 or"),
+        (half(1, 4, 4, 2, 2, 20), "head_dim=20 must be a multiple of 8"),
+        ((q, padded, padded), r"k.stride\(\)=\(160, 40, 20, 1\), for shape \(1, 4, 2, 16\)"),
+        ((q, k[:, :1].expand(-1, 4, -1, -1), v), r"k.stride\(\)=\(128, 0, 16, 1\).*k.contiguous"),
     ):
         with pytest.raises(ValueError, match=message):
             call(*given)
@@ -56,18 +56,18 @@ def test_what_it_does_not_serve_is_named(on_hopper):
 def test_masks_that_waste_most_of_a_tile_are_refused(on_hopper):
     apart = torch.eye(16, dtype=torch.bool).repeat_interleave(4, 1)[:, ::4]
     for head_dim, block_size, layout, message in (
-        (136, 64, apart, "at head_dim 136 it takes masks in blocks of 128 .*, and mask has .* 64"),
+        (136, 64, apart, "mask.block_size=64 must be at least 128 with head_dim=136"),
         (
             64,
             32,
             apart & (torch.arange(16) % 2 == 0),
-            "packs blocks of 32 .* hold 1.75 or .* hold 1.00",
+            "mask.packed_fill=1.00 must be at least 1.75 with block_size=32",
         ),
         (
             64,
             16,
             apart & (torch.arange(16) % 2 == 0),
-            "packs blocks of 16 .* hold 3.0 or .* hold 2.00",
+            "mask.packed_fill=2.00 must be at least 3.0 with block_size=16",
         ),
     ):
         seq = 16 * block_size
@@ -80,7 +80,7 @@ def test_masks_of_more_blocks_than_can_be_packed_are_refused(on_hopper):
     q = torch.zeros(1, 16, 1, 8).half()
     k = torch.zeros(1, 2**22 + 16, 1, 8).half()
     mask = BlockSparseMask(torch.ones(1, 2**18 + 1, dtype=torch.bool), 16)
-    with pytest.raises(ValueError, match="up to 4194304 tokens, and mask is for 4194320"):
+    with pytest.raises(ValueError, match="for 4194320 tokens and must be for at most 4194304"):
         call(q, k, k, mask=mask)
     assert not on_hopper
 

@@ -101,11 +101,10 @@ def test_it_is_what_an_h100_takes():
 
 def test_what_it_cannot_serve_is_said(monkeypatch):
     x, w_in, b_in, w_out = inputs(4, 24, 261, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="x is on cpu, and it needs an H100 or H200"):
+    with pytest.raises(ValueError, match="x.device=cpu must be an H100 or H200"):
         gelu_mlp(x, w_in, b_in, w_out, impl="hopper")
     monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
-    assert "x is torch.float32" in unsupported_linear(x.float(), w_in)
-    assert "multiples of 8, and x is (4, 24), the first weight (261, 24)" in unsupported_linear(
-        x, w_in
-    )
-    assert "one row or more" in unsupported_linear(x[:0], w_in[:256])
+    assert "x.dtype=torch.float32 must be" in unsupported_linear(x.float(), w_in)
+    reason = unsupported_linear(x, w_in)
+    assert "x.shape=(4, 24) must" in reason and "weight, (261, 24), must be multiples" in reason
+    assert "at least one row" in unsupported_linear(x[:0], w_in[:256])
