@@ -1,4 +1,4 @@
-"""The CUDA driver, as far as a launch needs it, called through ctypes."""
+"""The functions of the CUDA driver that a launch needs, called through ctypes."""
 
 import ctypes
 import functools
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 TENSOR_MAP_BYTES = 128
-BOX_COLUMNS = 64  # elements of a row that a copy moves: a line of 128 bytes, swizzled
+BOX_COLUMNS = 64  # elements of a row in one copy: a line of 128 bytes, swizzled
 
-# of cuda.h
+# Values from cuda.h
 _SUCCESS, _INVALID_CONTEXT = 0, 201
 _DATA_TYPES = {torch.float16: 6, torch.bfloat16: 9, torch.float32: 7}
 _NO_INTERLEAVE, _NO_SWIZZLE, _SWIZZLE_128B = 0, 0, 3
@@ -33,8 +33,8 @@ def _call(function: str, *arguments: Any) -> None:
     """Call a function of the driver in the context of the current GPU."""
     status = getattr(_libcuda(), function)(*arguments)
     if status == _INVALID_CONTEXT:
-        # A thread whose tensors came from PyTorch's cache need not have called CUDA before: let it
-        # use the primary context.
+        # If its tensors came from PyTorch's cache, this thread may never have called CUDA: give it
+        # the primary context.
         context, device = _pointer(), torch.cuda.current_device()
         retained = _libcuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         _raise_on(retained, "cuDevicePrimaryCtxRetain")
@@ -54,24 +54,25 @@ def tensor_map(
     address: int, dtype: torch.dtype,
     shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...],
 ) -> bytes:  # fmt: skip
-    """The `CUtensorMap` by which the copy engine moves boxes of a tensor to and from shared memory.
+    """Encode the `CUtensorMap` for copies of boxes between a tensor and shared memory.
 
     Args:
         address: of the first element, a multiple of 16.
         dtype: bf16, fp16 or fp32.
         shape, strides: in elements; the last stride is 1, the others are multiples of 8.
-        box: elements of a copy; the last of several dimensions is a line of 128 bytes. Where it
-            leaves the tensor it reads 0 and writes nothing.
+        box: shape of one copy; with several dimensions, the last one is a line of 128 bytes.
+            Outside of the tensor a copy reads 0 and writes nothing.
 
     Raises:
-        RuntimeError: the driver refuses it, or there is none.
+        RuntimeError: the call of the driver fails.
     """
     rank = len(shape)
-    # CUDA begins with the dimension of stride 1, whose stride it is not told
+    # CUDA lists the innermost dimension first, and takes no stride for it, as it must be 1.
     sizes = (ctypes.c_uint64 * rank)(*reversed(shape))
     pitches = (ctypes.c_uint64 * rank)(*(dtype.itemsize * x for x in reversed(strides[:-1])))
     extents = (_uint * rank)(*reversed(box))
     steps = (_uint * rank)(*[1] * rank)
+    # The driver requires a map to begin at a multiple of 64 bytes, which ctypes does not ensure.
     memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + 64)
     start = -ctypes.addressof(memory) % 64
     swizzle = _NO_SWIZZLE if rank == 1 else _SWIZZLE_128B
@@ -85,7 +86,7 @@ def tensor_map(
 
 
 class Parameters(threading.local):
-    """Memory for the parameters of a launch: of one thread, for another may launch meanwhile."""
+    """Memory for the parameters of a launch. Each thread has its own, as several may launch."""
 
     def __init__(self, size: int, offsets: list[int]) -> None:
         self.memory = ctypes.create_string_buffer(size)
@@ -96,10 +97,10 @@ class Parameters(threading.local):
 def launch_kernel(
     function: int, programs: int, threads: int, shared: int, stream: int, parameters: Parameters
 ) -> None:
-    """Launch `function`, a handle, on a stream of the current GPU.
+    """Launch a kernel, given its handle, on a stream of the current GPU.
 
     Args:
-        threads: of a program; shared: bytes of shared memory of a program.
+        threads: per program; shared: bytes of shared memory per program.
         parameters: of the kernel, filled in. The driver copies them.
     """
     _call(

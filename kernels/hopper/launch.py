@@ -1,8 +1,8 @@
-"""Launching a Hopper kernel with as little work on the CPU as can be.
+"""Launch Hopper kernels with as little CPU time as possible.
 
-Triton's own launcher encodes every descriptor and looks at every argument at each call, which takes
-longer than a short kernel runs. Here a kernel is compiled for types that are known beforehand, a
-descriptor is encoded once for what it describes, and the parameters are packed as they are.
+Triton's own launcher encodes every descriptor and inspects every argument at each call, which takes
+longer than a short kernel runs. Here a kernel is compiled once for known argument types, a
+descriptor is encoded once per address and shape, and parameters are packed without inspection.
 """
 
 import functools
@@ -25,59 +25,60 @@ from . import describable, driver
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-# ---- tensors, as the copy engine is told of them
+# ---- tensor maps for the copy engine (TMA)
 
 
-def described(x: Tensor, rows: int) -> tuple[bytes, Tensor]:
-    """The tensor map of x for tiles of `rows`, and what it describes: x, or a copy, to be kept.
+def tile_map(x: Tensor, rows: int) -> tuple[bytes, Tensor]:
+    """Tensor map of x for tiles of `rows`, and the tensor that it describes, to be kept alive.
 
-    A copy is rare: `kernels.hopper.unsupported_reason` refuses strides that are not multiples of 16
-    bytes. But torch.compile knows no addresses, and compiled code may change the strides of what
-    it passes.
+    That is x, or rarely a copy: `kernels.hopper.unsupported_reason` refuses strides that are not
+    multiples of 16 bytes. But torch.compile knows no addresses, and compiled code may change the
+    strides of its arguments.
 
     Args:
-        x: (B, T, H, D), D of stride 1 and a multiple of 8, 2 bytes an element. The dimensions of
+        x: (B, T, H, D), D of stride 1 and a multiple of 8, 2 bytes per element. The dimensions of
             the map are (B, H, T, D).
     """
-    found = _tensor_map(x.data_ptr(), x.dtype, x.shape, x.stride(), rows)
-    if found is None:
-        return described(x.clone(memory_format=torch.contiguous_format), rows)
-    return found, x
+    tensor_map = _tensor_map(x.data_ptr(), x.dtype, x.shape, x.stride(), rows)
+    if tensor_map is None:
+        return tile_map(x.clone(memory_format=torch.contiguous_format), rows)
+    return tensor_map, x
 
 
 class TensorMaps:
-    """`described` for tensors of one shape and dtype."""
+    """Cache of `tile_map` for tensors of one shape and dtype."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._known: dict[tuple[int, tuple[int, ...]], bytes] = {}
+        self._maps: dict[tuple[int, tuple[int, ...]], bytes] = {}
 
     def __call__(self, x: Tensor) -> tuple[bytes, Tensor]:
         key = x.data_ptr(), x.stride()
-        found = self._known.get(key)
-        if found is not None:
-            return found, x
-        found, copy = described(x, self._rows)
-        if copy is x:
-            if len(self._known) >= _MOST_MAPS:
-                self._known.clear()
-            self._known[key] = found
-        return found, copy
+        tensor_map = self._maps.get(key)
+        if tensor_map is not None:
+            return tensor_map, x
+        tensor_map, described = tile_map(x, self._rows)
+        # The address of a copy says nothing about the next call.
+        if described is x:
+            if len(self._maps) >= _MAX_MAPS:
+                self._maps.clear()
+            self._maps[key] = tensor_map
+        return tensor_map, described
 
 
-_MOST_MAPS = 256
+_MAX_MAPS = 256
 
 
-# What is kept depends on the arguments alone, however often memory is freed and used again.
+# Safe to cache: a map depends on its arguments only, even when memory is freed and used again.
 @functools.lru_cache(maxsize=4096)
 def _tensor_map(
     address: int, dtype: torch.dtype, shape: torch.Size, strides: tuple[int, ...], rows: int
 ) -> bytes | None:
-    """None where the copy engine cannot go."""
+    """Tensor map for tiles, or None if the copy engine cannot take the address or the strides."""
     if address % 16 or not describable(shape, strides):
         return None
     B, T, H, D = shape
-    # the stride of a single element may be anything: nothing is read there
+    # A dimension of size 1 may have any stride. It is never used, but the driver checks it.
     b, t, h = (x if n > 1 else 8 for n, x in zip(shape[:3], strides[:3], strict=True))
     return driver.tensor_map(
         address, dtype, (B, H, T, D), (b, h, t, 1), (1, 1, rows, driver.BOX_COLUMNS)
@@ -85,8 +86,8 @@ def _tensor_map(
 
 
 @functools.lru_cache(maxsize=4096)
-def described_numbers(address: int, size: int, box: int) -> bytes:
-    """The tensor map of contiguous fp32 numbers, for copies of `box` of them in a row."""
+def vector_map(address: int, size: int, box: int) -> bytes:
+    """Tensor map of contiguous fp32 numbers, for copies of `box` of them."""
     return driver.tensor_map(address, torch.float32, (size,), (1,), (box,))
 
 
@@ -94,25 +95,25 @@ def described_numbers(address: int, size: int, box: int) -> bytes:
 
 
 def tile_layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    """How a tile lies in shared memory, as wgmma and the copy engine want it."""
+    """Layout of a tile in shared memory, for wgmma and the copy engine."""
     shape = [1, 1, rows, columns]
     return gl.NVMMASharedLayout.get_default_for(shape, DTYPES[dtype])  # pyright: ignore
 
 
 def tile_type(rows: int, columns: int, dtype: torch.dtype) -> str:
-    """Triton's type of a descriptor of tiles."""
+    """Triton type of a `tile_map`."""
     layout = tile_layout(rows, columns, dtype)
     return f"tensordesc<{DTYPES[dtype].name}{[1, 1, rows, columns]},{layout!r}>"
 
 
-def numbers_type(box: int) -> str:
-    """Triton's type of a descriptor of `described_numbers`."""
+def vector_type(box: int) -> str:
+    """Triton type of a `vector_map`."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     return f"tensordesc<fp32[{box}],{layout!r}>"
 
 
 def pointer_type(dtype: torch.dtype) -> str:
-    """Triton's type of a pointer to numbers of this dtype."""
+    """Triton type of a pointer to numbers of this dtype."""
     return f"*{DTYPES[dtype].name}"
 
 
@@ -123,14 +124,14 @@ def compile_kernel(
     divisors: dict[int, int] | None = None,
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """What Triton compiles for an H100 or H200: this needs no GPU.
+    """Compile a kernel with Triton for an H100 or H200; needs no GPU.
 
     Args:
         kernel: in Gluon or Triton; its last parameter is the plan.
-        types: of the parameters before it; None where an argument is None.
+        types: of the parameters before the plan; None for an argument that is None.
         plan: `kernels.hopper.forward.plan.Plan`, or that of the backward pass.
-        divisors: what a parameter is a multiple of, a pointer in bytes, where that is known.
-        options: of the compiler; default those of the plan.
+        divisors: by position, a known divisor of a parameter; of a pointer, in bytes.
+        options: of the compiler; by default those of the plan.
     """
     arguments = {(i,): None for i, kind in enumerate(types) if kind is None}
     signature = {
@@ -147,19 +148,19 @@ def compile_kernel(
     )
 
 
-_CODES = {"u32": "i", "f32": "f", "u64": "q"}  # of types in PTX, as struct names them
+_CODES = {"u32": "i", "f32": "f", "u64": "q"}  # PTX types to codes of `struct`
 _DESCRIPTOR = f"{driver.TENSOR_MAP_BYTES}s"
 
 
 def parameter_layout(ptx: str) -> tuple[struct.Struct, list[int]]:
-    """How to lay out the parameters of a kernel, as its PTX declares them.
+    """Memory layout of the parameters of a kernel, as its PTX declares them.
 
     Returns:
-        (layout, offsets): what packs them into memory, and where in it each parameter begins. It
-        packs the tensor map of each descriptor and a number for each other argument, in their
-        order. Behind a descriptor Triton also passes a size of 32 bits and a stride of 64 for each
-        dimension, which a kernel reads only if it asks for them, and at the end two pointers to
-        scratch memory: these stay 0.
+        (layout, offsets): `layout` packs the tensor map of each descriptor and a number for each
+        other argument, in their order; `offsets` is where each parameter begins. Behind each
+        descriptor Triton also passes a 32-bit size and a 64-bit stride for each dimension, which a
+        kernel reads only if it asks for them, and at the end two pointers to scratch memory. All
+        these stay 0.
     """
     entry = ptx[ptx.index(".entry") :]
     kinds = re.findall(r"\.param (?:\.align 64 )?\.(\w+)", entry[: entry.index(")")])
@@ -185,8 +186,8 @@ class Kernel:
     def __init__(self, compiled: Any) -> None:
         metadata = compiled.metadata
         assert metadata.global_scratch_size == metadata.profile_scratch_size == 0
-        compiled.run  # noqa: B018  # this loads it
-        self._compiled = compiled  # which unloads it in the end
+        compiled.run  # noqa: B018  # the look-up loads the kernel
+        self._compiled = compiled  # kept alive, as it unloads the kernel when it is deleted
         self._function = compiled.function
         self._threads = 32 * metadata.num_warps
         self._shared = metadata.shared
@@ -194,7 +195,7 @@ class Kernel:
         self._parameters = driver.Parameters(self._layout.size, offsets)
 
     def launch(self, programs: int, stream: int, *parameters: bytes | int | float) -> None:
-        """Launch it on a stream of the current GPU; parameters as in `parameter_layout`."""
+        """Launch on a stream of the current GPU; parameters as in `parameter_layout`."""
         self._layout.pack_into(self._parameters.memory, 0, *parameters)
         driver.launch_kernel(
             self._function, programs, self._threads, self._shared, stream, self._parameters
@@ -203,7 +204,7 @@ class Kernel:
 
 @functools.cache
 def kernel_on(device: int, compiler: Callable[..., Any], *arguments: Any) -> Kernel:
-    """Compile for these arguments by `compiler`, on this GPU, which must be the current one."""
+    """Compile a kernel by `compiler(*arguments)`, and load it on this GPU, the current one."""
     return Kernel(compiler(*arguments))
 
 
@@ -214,16 +215,16 @@ def current_stream(device: int) -> int:
 
 @functools.cache
 def n_multiprocessors(device: torch.device) -> int:
-    """How many programs of one a multiprocessor run at a time."""
+    """Number of SMs of a GPU."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class TileCounters:
-    """Pairs of counters for `kernels.hopper.scheduler`, at zero between two launches.
+    """Pairs of counters for `kernels.hopper.scheduler`, zero between launches.
 
-    Launches of one stream follow each other, so they share a pair. A captured launch has one for
-    itself, because its graph may be replayed next to anything but itself. No pair is ever used
-    again. A launch that fails halfway takes the CUDA context with it, and these counters too.
+    Launches on one stream run one after another, so they share a pair. Each captured launch has its
+    own pair, because its graph may be replayed alongside anything but itself. No pair is handed out
+    twice. A launch that fails halfway destroys the CUDA context, and these counters with it.
     """
 
     _CHUNK = 4096
@@ -234,11 +235,11 @@ class TileCounters:
         self._unused: dict[int, list[Tensor]] = {}
 
     def pair(self, device: torch.device, stream: int) -> Tensor:
-        """Two zeros, int32, on `device`: for the next launch on the stream of this handle."""
+        """Counters, two int32 zeros on `device`, for the next launch on a stream (its handle)."""
         if torch.cuda.is_current_stream_capturing():
             unused = self._unused.get(device.index)
-            # Without one, the graph sets a pair of its own to zero at each replay. Its memory is
-            # the graph's, so nothing here may hold on to it.
+            # If none is left, the graph zeroes a pair of its own at each replay. That pair is in
+            # the graph's memory pool, so nothing here may keep a reference to it.
             return unused.pop() if unused else torch.zeros(2, dtype=torch.int32, device=device)
         key = (device.index, stream)
         if key not in self._of_stream:
@@ -248,8 +249,8 @@ class TileCounters:
     def _take(self, device: torch.device) -> Tensor:
         unused = self._unused.setdefault(device.index, [])
         if not unused:
-            # While torch.compile warms up a CUDA graph, what this thread allocates goes to the
-            # graph's memory pool, and may not outlive the graph. Another thread's does not.
+            # While torch.compile warms up a CUDA graph, tensors of this thread are allocated in the
+            # graph's memory pool, and may not outlive the graph. Those of another thread are not.
             with ThreadPoolExecutor(1) as thread:
                 self._chunks.append(thread.submit(_zeros, self._CHUNK, device).result())
             unused += self._chunks[-1].unbind()
@@ -257,10 +258,10 @@ class TileCounters:
 
 
 def _zeros(n: int, device: torch.device) -> Tensor:
-    """n pairs of zeros that launches on any stream may use, each in a row of its own."""
-    # four numbers each: 16 bytes, an alignment that all pairs share
+    """Zeros for n pairs, each in a row of its own, ready for launches on any stream."""
+    # Four numbers per row: 16 bytes, so that all pairs are aligned alike.
     chunk = torch.zeros(n, 4, dtype=torch.int32, device=device)
-    torch.cuda.current_stream(device).synchronize()  # other streams may come first
+    torch.cuda.current_stream(device).synchronize()  # another stream may use them first
     return chunk
 
 

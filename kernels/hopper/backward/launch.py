@@ -16,14 +16,14 @@ from ..launch import (
     TensorMaps,
     compile_kernel,
     current_stream,
-    described,
-    described_numbers,
     kernel_on,
     n_multiprocessors,
-    numbers_type,
     pointer_type,
     tile_counters,
+    tile_map,
     tile_type,
+    vector_map,
+    vector_type,
 )  # fmt: skip
 from .dq import PANEL
 from .kernel import attn_bwd_kernel
@@ -37,7 +37,7 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
     row_tile = tile_type(QUERIES, plan.block_d, dtype)
     key_tile = tile_type(plan.block, plan.block_d, dtype)
     types = [
-        *(row_tile, key_tile, key_tile, row_tile, numbers_type(2 * QUERIES)),
+        *(row_tile, key_tile, key_tile, row_tile, vector_type(2 * QUERIES)),
         *(tile_type(QUERIES, PANEL.value, dtype), *[tile_type(KEYS, plan.block_d, dtype)] * 2),
         *("*fp32", "*i32", "*i32"),  # sums, flags and counter
         "*i64" if plan.features.dropout else None,
@@ -174,7 +174,7 @@ class BackwardLaunch:
         q_map, q = self._q_map(q)
         k_map, k = self._k_map(k)
         v_map, v = self._v_map(v)
-        dout_map, dout = described(dout if dout.stride(-1) == 1 else dout.contiguous(), QUERIES)
+        dout_map, dout = tile_map(dout if dout.stride(-1) == 1 else dout.contiguous(), QUERIES)
         _, out = self._out_map(out)
         self._preprocess_kernel(dlse is not None).launch(
             self._row_programs,
@@ -194,7 +194,7 @@ class BackwardLaunch:
             self._programs,
             stream,
             q_map, k_map, v_map, dout_map,
-            described_numbers(rows, self._n_row_numbers, 2 * QUERIES),
+            vector_map(rows, self._n_row_numbers, 2 * QUERIES),
             self._dq_map(dq)[0], self._dk_map(dk)[0], self._dv_map(dv)[0],
             sums, flags, tile_counters.pair(device, stream).data_ptr(),
             *[x.data_ptr() for x in seed_and_lengths if x is not None],

@@ -14,9 +14,9 @@ from kernels.hopper import driver, launch
 from kernels.hopper.launch import (
     TensorMaps,
     TileCounters,
-    described,
-    described_numbers,
     parameter_layout,
+    tile_map,
+    vector_map,
 )
 
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ def encoded(monkeypatch):
         return bytes([len(calls)])
 
     monkeypatch.setattr(driver, "tensor_map", tensor_map)
-    kept = (launch._tensor_map, launch.described_numbers)
+    kept = (launch._tensor_map, launch.vector_map)
     for maps in kept:
         maps.cache_clear()
     yield calls
@@ -92,23 +92,23 @@ def encoded(monkeypatch):
 
 def test_a_packed_projection_is_described_by_its_own_strides(encoded):
     q, _, _ = torch.zeros(2, 10, 3, 4, 64).half().unbind(2)
-    described(q, 32)
+    tile_map(q, 32)
     strides = (10 * 3 * 4 * 64, 64, 3 * 4 * 64, 1)
     assert encoded == [(q.data_ptr(), torch.float16, (2, 4, 10, 64), strides, (1, 1, 32, 64))]
 
 
 def test_a_tensor_is_encoded_once_for_all_that_is_described(encoded):
     x = torch.zeros(2, 10, 4, 64).half()
-    first, _ = described(x, 32)
-    assert described(x.view(2, 10, 4, 64), 32)[0] == first
+    first, _ = tile_map(x, 32)
+    assert tile_map(x.view(2, 10, 4, 64), 32)[0] == first
     others = [x.bfloat16(), x[1:], x[:, :9], x.view(2, 10, 2, 128), x.view(2, 4, 10, 64)]
-    maps = [described(other, 32)[0] for other in others]
-    assert len({first, described(x, 64)[0], *maps}) == 7
+    maps = [tile_map(other, 32)[0] for other in others]
+    assert len({first, tile_map(x, 64)[0], *maps}) == 7
 
 
 def test_the_stride_of_a_single_element_may_be_anything(encoded):
     x = torch.zeros(3 * 64).half().as_strided((1, 3, 1, 64), (1, 64, 7, 1))
-    assert described(x, 32)[1] is x
+    assert tile_map(x, 32)[1] is x
     assert encoded[0][3] == (8, 8, 64, 1)
 
 
@@ -117,9 +117,9 @@ def test_what_begins_or_strides_between_16_bytes_is_copied(encoded):
     even, shifted = (x[start:][: 2 * 3 * 4 * 64].view(2, 3, 4, 64) for start in (0, 1))
     padded = torch.randn(2, 3, 4, 68).half()[..., :64]  # 8 bytes too far from head to head
     shared = torch.randn(2, 1, 4, 64).half().expand(-1, 3, -1, -1)
-    assert described(even, 32)[1] is even
+    assert tile_map(even, 32)[1] is even
     for odd in (shifted, padded, shared):
-        _, copy = described(odd, 32)
+        _, copy = tile_map(odd, 32)
         assert torch.equal(copy, odd)
         assert copy.is_contiguous()
         # one of the copies before may have had this place, and its description
@@ -142,8 +142,8 @@ def test_maps_of_one_address_tell_strides_apart(encoded):
 
 def test_numbers_in_a_row_are_described_once(encoded):
     x = torch.zeros(16, 128)
-    described_numbers(x.data_ptr(), x.numel(), 128)
-    described_numbers(x.data_ptr(), x.numel(), 128)
+    vector_map(x.data_ptr(), x.numel(), 128)
+    vector_map(x.data_ptr(), x.numel(), 128)
     assert encoded == [(x.data_ptr(), torch.float32, (2048,), (1,), (128,))]
 
 
