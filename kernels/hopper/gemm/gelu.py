@@ -10,15 +10,15 @@ FORWARD = GemmPlan(transposed=True, gradient=False)
 
 
 def backward_plan(*, bias: bool, gelu: bool) -> GemmPlan:
-    """Plan of the gradients; `gelu` to recompute the GELU as well."""
+    """Plan of the gradients; with `gelu`, it also recomputes the GELU."""
     return GemmPlan(transposed=False, gradient=True, gelu=gelu, bias=bias)
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As `linear_gelu` of kernels/fused/reference, for what `hopper.unsupported_linear` allows."""
+    """`kernels.fused.reference.gelu.linear_gelu` for inputs that `unsupported_linear` accepts."""
     h, g = (x.new_empty(x.shape[0], weight.shape[0]) for _ in range(2))
     if bias is None:
-        # where none is read, the compiler begins both halves of a tile at once, and spills
+        # Without a bias to read, the compiler starts both halves of a tile at once, and spills.
         bias = h.new_zeros(h.shape[1], dtype=torch.float32)
     launch_gemm(x, weight, h, g, None, bias, FORWARD)
     return h, g
@@ -27,7 +27,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor,
 def linear_gelu_bwd(
     dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor | None, recompute: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """As `kernels.fused.reference.gelu.linear_gelu_bwd`."""
+    """`kernels.fused.reference.gelu.linear_gelu_bwd`, in one kernel."""
     dh, g = torch.empty_like(h), torch.empty_like(h) if recompute else None
     plan = backward_plan(bias=bias is not None, gelu=recompute)
     sums = launch_gemm(dy, weight, h, g, dh, bias, plan)
