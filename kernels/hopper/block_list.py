@@ -21,18 +21,19 @@ ALL_PARTS = gl.constexpr(packing.ALL_PARTS)
 
 
 class Row(NamedTuple):
-    """Entry of a row of blocks."""
+    """Entry of a row of blocks in `MaskLists.rows`."""
 
     number: gl.tensor
-    first: gl.tensor  # start of its list
+    first: gl.tensor  # position of its first block in `MaskLists.row_blocks`
     n_full: gl.tensor
     n_partial: gl.tensor
-    last: gl.tensor  # the last block of its list
+    last: gl.tensor  # last block of its list
 
 
 @gluon.jit
 def block_list_row(tile, order, call, plan: gl.constexpr):
-    """(`Row` of a work index, batch times heads); past the end, the last row."""
+    """(`Row`, batch times heads) of a work index; past the end, of the last row."""
+    # Rows are read ahead of their turn, also behind the last one.
     tile = gl.minimum(tile, order.n_tiles * order.n_heads - 1)
     rest, batch_head = locate(tile, order, True)
     position = order.n_tiles - 1 - rest  # in the list of rows, longest first
@@ -47,24 +48,26 @@ def block_list_row(tile, order, call, plan: gl.constexpr):
 
 @gluon.jit
 def n_key_tiles(row, plan: gl.constexpr):
-    """How many key tiles are visited: at least one, which is masked if the row sees none."""
+    """Number of key tiles of a row; an empty row has one, which is masked as a whole."""
     TILES: gl.constexpr = plan.features.mask_block_size // plan.block_n
     return gl.maximum((row.n_full + row.n_partial) * TILES, 1)
 
 
 @gluon.jit
 def block_list_tile(position, row, call, plan: gl.constexpr):
-    """Entry of the key tile at a position of a row; 0 below the first one."""
+    """Entry of the key tile at a position of a row; 0 at negative positions."""
     TILES: gl.constexpr = plan.features.mask_block_size // plan.block_n
     address = call.row_blocks_ptr + row.first + position // TILES
+    # The producer reads one tile ahead, so the position after the last visit is -1.
     block = gl.load(address, mask=position >= 0, other=0)
     return block if plan.features.packed else block * TILES + position % TILES
 
 
 @gluon.jit
 def last_key_tile(row, plan: gl.constexpr):
-    """Entry of the key tile that is visited first, at the last position; 0 of an empty row."""
+    """Entry of the key tile at the last position, which is visited first; 0 if the row is empty."""
     TILES: gl.constexpr = plan.features.mask_block_size // plan.block_n
+    # The row's own entry has its last block, which saves a load that waits for another.
     last = row.last * TILES + (n_key_tiles(row, plan) - 1) % TILES
     return row.last if plan.features.packed else last
 
@@ -77,11 +80,11 @@ def number_of(entry, plan: gl.constexpr):
 
 @gluon.jit
 def parts_of(entry, plan: gl.constexpr):
-    """Which parts of a tile are visible, from its entry: 16 bits."""
+    """Visible parts of a tile, 16 bits, from its entry."""
     return (entry >> 16) & 0xFFFF if plan.features.packed else ALL_PARTS
 
 
 @gluon.jit
 def in_parts(parts, query, key):
-    """Whether queries and keys, vectors of numbers within the block, meet in one of its parts."""
+    """Whether each pair of query and key, counted within the block, is in a visible part."""
     return (parts >> (query // PART * 4 + key // PART)) & 1 > 0

@@ -32,25 +32,28 @@ def _unary(PTX: gl.constexpr, x):
 
 @gluon.jit
 def exp2(x):
-    """2^x in one instruction, which flushes results below 2^-126 to 0."""
+    """2^x in one instruction; results below 2^-126 are flushed to 0."""
     return _unary("ex2.approx.ftz.f32 $0, $1;", x)
 
 
 @gluon.jit
 def reciprocal(x):
-    """1 / x, correct to a rounding, in one instruction; 0 where x is beyond 2^126."""
+    """1 / x in one instruction, accurate to one rounding; 0 if x exceeds 2^126."""
     return _unary("rcp.approx.ftz.f32 $0, $1;", x)
 
 
 @gluon.jit
 def log2(x):
-    """log2(x) in one instruction; that of 0 is -inf."""
+    """log2(x) in one instruction; log2(0) is -inf."""
     return _unary("lg2.approx.ftz.f32 $0, $1;", x)
 
 
 @gluon.jit
 def round_to(x, dtype: gl.constexpr):
-    """Round fp32 to bf16 or fp16, in pairs: a loop that carries a plain cast would repack it."""
+    """Round fp32 to bf16 or fp16, two numbers per instruction.
+
+    If a loop carries the result of a plain cast, Triton repacks it in every step.
+    """
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x], gl.bfloat16, is_pure=True, pack=2
@@ -68,30 +71,32 @@ def _on_int32(PTX: gl.constexpr, x, PURE: gl.constexpr):
 
 @gluon.jit
 def named_barrier_sync(barrier):
-    """Wait at a named barrier for 128 other threads, that sync or `named_barrier_arrive` there.
+    """Wait at a named barrier until 128 other threads sync or `named_barrier_arrive` there.
 
-    The lowest numbers are Triton's: one for each role of a program, and one more.
+    Triton itself uses the lowest numbers: one for each role of a program, and one more.
     """
+    # 256 threads: the four warps of this group and the four of another.
     _on_int32("bar.sync $1, 256; mov.u32 $0, 0;", barrier, False)
 
 
 @gluon.jit
 def named_barrier_arrive(barrier):
-    """Arrive at a named barrier, where 128 other threads sync, without waiting for them."""
+    """Arrive at a named barrier where 128 other threads sync, without waiting for them."""
     _on_int32("bar.arrive $1, 256; mov.u32 $0, 0;", barrier, False)
 
 
 @gluon.jit
 def discard_lines(pointers):
-    """Discard lines of 128 bytes of memory: the L2 cache need not write them back."""
+    """Discard 128-byte lines of global memory: the L2 cache need not write them back."""
     address = pointers.to(gl.uint64, bitcast=True)
+    # Not pure: nothing uses the result, and the compiler would drop a pure instruction.
     PTX: gl.constexpr = "discard.global.L2 [$1], 128; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(PTX, "=r,l", [address], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def opaque(x):
-    """The int32 x, without what the compiler knows of how it was computed."""
+    """Hide from the compiler how the int32 x was computed."""
     return _on_int32("mov.b32 $0, $1;", x, True)
 
 

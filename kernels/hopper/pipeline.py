@@ -4,8 +4,8 @@ Both sides of a ring count its uses, c = 0, 1, 2, ...: use c is in stage c % sta
 c // stages. Each stage has two mbarriers: its writer, or the copy engine, arrives at `full`, and
 every reader at `empty`. When all arrivals of a round are in, a barrier flips its phase bit.
 mbarrier.wait(barrier, phase) returns unless the round with this parity is still open, so a reader
-waits at `full` for the parity of its round, the writer at `empty` for that of the round before. In
-round 0 there is none, and a new barrier lets it pass.
+waits at `full` for the parity of its round, the writer at `empty` for that of the round before. No
+round precedes round 0, and a new barrier lets the writer pass.
 """
 
 from triton.experimental import gluon
@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 @gluon.jit
 def make_barriers(STAGES: gl.constexpr, count: gl.constexpr):
-    """One mbarrier a stage, each of which waits for `count` arrivals."""
+    """One mbarrier per stage, each waiting for `count` arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(barriers.index(i), count=count)
@@ -24,10 +24,11 @@ def make_barriers(STAGES: gl.constexpr, count: gl.constexpr):
 
 @gluon.jit
 def make_full_and_empty(STAGES: gl.constexpr, readers: gl.constexpr):
-    """The barriers of a ring with one writer."""
+    """Barriers (full, empty) of a ring with one writer, one of each per stage."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
+        # One arrival per filling: that of `mbarrier.expect` ahead of copies, or of a writing warp.
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=readers)
     return full, empty
@@ -48,6 +49,7 @@ def wait_full(full, c, pred=True):
 @gluon.jit
 def wait_empty(empty, c):
     """Wait, as the writer, until all readers are done with what use c replaces."""
+    # ^ 1 is the parity of the round before, which a new barrier reports as complete.
     mbarrier.wait(empty.index(c % empty.shape[0]), phase_of(c, empty.shape[0]) ^ 1)
 
 

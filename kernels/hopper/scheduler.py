@@ -17,10 +17,10 @@ SLOTS = gl.constexpr(2)
 
 
 class Order(NamedTuple):
-    """The tiles that work indices count; for the backward pass, of keys and key-value heads."""
+    """Tiles that the work indices enumerate: row tiles, or in the backward pass key tiles."""
 
-    n_tiles: gl.tensor  # of a head
-    n_heads: gl.tensor  # batch times heads
+    n_tiles: gl.tensor  # per head
+    n_heads: gl.tensor  # batch times heads; in the backward pass, times key-value heads
     section: gl.tensor  # heads that are processed together
 
 
@@ -34,7 +34,7 @@ class WorkQueue(NamedTuple):
 
 @gluon.jit
 def make_work_queue(READERS: gl.constexpr, EXTRA: gl.constexpr = 0):
-    """An empty queue for READERS roles; each work index has EXTRA numbers with it."""
+    """Empty queue for READERS roles; each item is a work index and EXTRA more numbers."""
     return WorkQueue(make_scalars(SLOTS * (1 + EXTRA)), *make_full_and_empty(SLOTS, READERS))
 
 
@@ -55,26 +55,26 @@ def store_scalar(place, number):
 def load_scalar(place):
     """Load a number from shared memory, (1,) int32, as a scalar."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    # from one lane, so that the compiler knows that all threads branch alike
+    # Broadcast one lane, so that the compiler knows that all threads branch alike.
     return gl.max(first_lane(place.load(layout)), 0)
 
 
 @gluon.jit
 def slot_of(queue, i, j: gl.constexpr):
-    """Place of the j-th number of the i-th item; number 0 is the work index."""
+    """Slot of number j of item i; number 0 is the work index."""
     return queue.items.index(SLOTS * j + i % SLOTS)
 
 
 @gluon.jit
 def peek(queue, i):
-    """Wait for the i-th work index; when the item has been read, arrive at `queue.empty`."""
+    """Wait for the i-th work index. Once the item is read, the caller arrives at `queue.empty`."""
     wait_full(queue.full, i)
     return load_scalar(slot_of(queue, i, 0))
 
 
 @gluon.jit
 def push(queue, i, work_index):
-    """Publish the i-th work index of this program, when all have read the one two before."""
+    """Publish the i-th work index of this program, once all readers have read index i - 2."""
     wait_empty(queue.empty, i)
     store_scalar(slot_of(queue, i, 0), work_index)
     arrive(queue.full, i)
@@ -82,7 +82,7 @@ def push(queue, i, work_index):
 
 @gluon.jit
 def pop(queue, i):
-    """Wait for the i-th work index of this program and free its place."""
+    """Wait for the i-th work index of this program and free its slot."""
     work_index = peek(queue, i)
     arrive(queue.empty, i)
     return work_index
@@ -90,19 +90,25 @@ def pop(queue, i):
 
 @gluon.jit
 def first_index(team: gl.constexpr, TEAMS: gl.constexpr):
-    """First work index of a team, of TEAMS in each program."""
+    """First work index of a team, if each program has TEAMS of them."""
     return gl.program_id(0) * TEAMS + team
 
 
 @gluon.jit
 def next_index(counter, TEAMS: gl.constexpr):
-    """The next work index, after the `first_index` of all teams."""
+    """Take the next work index; they begin after the `first_index` of all teams."""
+    # Relaxed, because the counter orders no other memory: it only has to give each index once.
     return gl.num_programs(0) * TEAMS + gl.atomic_add(counter, 1, sem="relaxed")
 
 
 @gluon.jit
 def finish(counter, PRODUCERS: gl.constexpr):
-    """Set the counters to zero for the next launch, as the last of PRODUCERS in each program."""
+    """Reset the counters for the next launch, if this is the last producer of all programs.
+
+    PRODUCERS is their number in a program.
+    """
+    # A producer counts itself after its last work index, so the last one knows that none is taken
+    # any more.
     done = gl.atomic_add(counter + 1, 1, sem="relaxed")
     if done == gl.num_programs(0) * PRODUCERS - 1:
         gl.store(counter, 0)
@@ -120,6 +126,7 @@ def locate(work_index, order, LONGEST_FIRST: gl.constexpr):
     first = work_index // (order.section * order.n_tiles) * order.section
     rest = work_index - first * order.n_tiles
     if LONGEST_FIRST:
+        # The last section may have fewer heads.
         width = gl.minimum(order.section, order.n_heads - first)
         return order.n_tiles - 1 - rest // width, first + rest % width
     else:

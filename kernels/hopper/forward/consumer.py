@@ -35,7 +35,7 @@ def _add_values(acc, p, shared, stage):
 
 @gluon.jit
 def _pingpong_arrive(cid: gl.constexpr, plan: gl.constexpr):
-    """Let the next group issue its products: behind the values of this one, under its softmax."""
+    """Let the next group issue its products, which then run under the softmax of this one."""
     if plan.pingpong:
         named_barrier_arrive(FIRST_BARRIER + (cid + 1) % plan.groups)
 
@@ -47,32 +47,34 @@ def _attend(
 ):  # fmt: skip
     """Process n key tiles before `key_tile`, last tile first, and update the online softmax.
 
-    acc (M, D) still misses p v of the tile before, whose probabilities are p: that product is
-    issued with q k^T of this tile, so the tensor cores are busy while other units compute the
-    softmax. m_i is the maximum of the scores in log2, l_i (M, 4) the sums of probabilities by
-    thread; c counts stages.
+    acc (M, D) still lacks p v of the tile before, whose probabilities are p. That product is issued
+    with q k^T of this tile, so the tensor cores are busy while other units compute the softmax. m_i
+    holds the row maxima in log2, l_i (M, 4) the sums of probabilities by thread; c counts stages.
     """
     for _ in range(n):
         key_tile -= 1
         start_n, parts = tile_of(key_tile, row, call, plan)
         stage = c % plan.stages
-        # Wait until the producer has filled this stage with k of this tile and v of the one before.
+        # Wait until the stage holds k of this tile and v of the one before.
         wait_full(shared.full, c)
-        # Issue both products back to back, then wait for the first only. With pingpong scheduling,
-        # begin when the group before has its scores.
+        # Issue both products back to back, then wait for the first only. In pingpong, wait until
+        # the group before has its scores.
         if plan.pingpong:
             named_barrier_sync(FIRST_BARRIER + cid)
         s = _scores(shared, q_slot, stage, S)
         acc = _add_values(acc, p, shared, stage)
         s = hopper.warpgroup_mma_wait(1, deps=(s,))
+        # Hand over when the scores are done. Right after the products are issued gains less; after
+        # the values are done is a third slower.
         _pingpong_arrive(cid, plan)
         s = softmax.masked_scores(s, start_n, parts, rows, call, plan, MASKED)
         m_new = gl.maximum(m_i, softmax.row_max(s, plan) * call.scale_log2)
-        # p is the register operand of the product in flight: keep it until that is done. Then the
-        # producer may refill the stage.
+        # p is the register operand of the product in flight: keep it alive until that is done. Then
+        # the stage has been read, and the producer may refill it.
         acc, p = hopper.warpgroup_mma_wait(0, deps=(acc, p))
         arrive(shared.empty, c)
         p, l, pivot = softmax.probabilities(s, m_new, start_n, rows, call, plan, MASKED)
+        # Maxima are in log2 already, so alpha is exactly 1 where a maximum stays.
         alpha = exp2(m_i - pivot)
         l_i = softmax.times_rows(l_i, alpha) + l
         acc = softmax.times_rows(acc, alpha)
@@ -84,9 +86,13 @@ def _attend(
 
 @gluon.jit
 def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr, S: gl.constexpr):
-    """Issue q k^T of the first key tile that the group sees in a row tile, if there is `more` work:
-    from stage c on, which is full. Skipped tiles are held until the product is done."""
+    """Issue q k^T of the first key tile that the group sees in a row tile; stage c is full.
+
+    Without `more` work the product is issued all the same, and its result is not used.
+    """
     mbarrier.wait(shared.q_full.index(q_slot), q_phase, pred=more)
+    # Pass over the skipped tiles without releasing them: stage c also holds the last values of the
+    # row tile before, whose product may be in flight, and stages are released in order.
     if plan.skips:
         for _ in range(skipped):
             c += 1
@@ -96,7 +102,7 @@ def _first_scores(shared, q_slot, q_phase, c, skipped, more, plan: gl.constexpr,
 
 @gluon.jit
 def _release_first(shared, c, skipped, plan: gl.constexpr):
-    """Release the stages that `_first_scores` held; returns the stage of the next tile."""
+    """Release the stages that `_first_scores` held; return c of the next tile."""
     arrive(shared.empty, c)
     c += 1
     if plan.skips:
@@ -112,7 +118,7 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
 
     The first scores of the next row tile are issued behind the last values of this one, so that the
     tensor cores work while the output is scaled and stored. With `plan.out_over_q` they have to
-    wait: the output takes the place of the queries.
+    wait, because the output takes the place of the queries.
     """
     team: gl.constexpr = number // plan.groups
     cid: gl.constexpr = number % plan.groups
@@ -121,17 +127,22 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
     DTYPE: gl.constexpr = shared.q.dtype
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, plan.block_n, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    # With plan.cut == 1 only the first tile may hide late keys: it is peeled off, so that no loop
+    # has to mask them.
     FIRST_MASKED: gl.constexpr = plan.cut > 0 or plan.low
     total = order.n_tiles * order.n_heads
     if cid == plan.groups - 1:
-        _pingpong_arrive(cid, plan)  # so that group 0 may begin
+        # Nobody precedes group 0, so the last group lets it begin.
+        _pingpong_arrive(cid, plan)
     i = 0
     c = 0
     tile = first_index(team, plan.teams)
     start_m, batch_head, row = row_of(tile, order, call, plan)
     batch = batch_head // call.n_head
     skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
-    more = tile < total  # a team may have no tile at all
+    # A team may have no tile at all. Then its producer fills stage 0 alone, with values that nobody
+    # uses: that ends the wait below, but no wait for skipped tiles would end.
+    more = tile < total
     if plan.skips:
         skipped = gl.where(more, skipped, 0)
     wait_full(shared.full, 0)
@@ -144,8 +155,8 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         head = batch_head % call.n_head
         lse_tile = lse_ptr + batch_head.to(gl.int64) * call.seq_q + own_m
         rows = softmax.make_rows(own_m, batch, batch_head, row, call, plan, S)
-        # The first key tile, whose scores are done: it starts the softmax. Then those that may hide
-        # late keys, those that hide none, and those that may hide early keys.
+        # The scores of the first key tile are done, and start the softmax. Then come the tiles that
+        # may hide late keys, those that hide none, and those that may hide early keys.
         start_n, parts = first_tile_of(skipped, last, row, plan)
         s = softmax.masked_scores(s, start_n, parts, rows, call, plan, FIRST_MASKED)
         m_i = softmax.row_max(s, plan) * call.scale_log2
@@ -160,7 +171,7 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         acc, p, m_i, l_i, _, c = state
 
         # Issue the last values of this row tile, and look up the next one under that product. All
-        # scores are done, so other queries may be loaded.
+        # scores are done, so the producer may load other queries into the slot.
         slot_left = q_slot
         if not plan.out_over_q:
             mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
@@ -172,6 +183,7 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         i += 1
         more = tile < total
         start_m, batch_head, row = row_of(tile, order, call, plan)
+        # Past the last row tile, batch 0 keeps the loads of `group_tiles` within their tensors.
         batch = gl.where(more, batch_head // call.n_head, 0)
         skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
         q_slot = (i % plan.q_stages) * plan.groups + cid
@@ -182,20 +194,24 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
         if not plan.out_over_q:
             s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
 
+        # lse needs no product in flight, so it is stored while they run.
         m = gl.arange(0, M, layout=gl.SliceLayout(1, S))
         gl.store(lse_tile + m, lse, mask=m < call.seq_q - own_m)
         acc, p = hopper.warpgroup_mma_wait(0 if plan.out_over_q else 1, deps=(acc, p))
         acc = softmax.times_rows(acc, factor)
-        # The copy engine may still be reading the previous output. The fence makes what the threads
+        # The copy engine may still be reading the output before. The fence makes what the threads
         # write visible to it.
         tma.store_wait(0)
         shared.out.index(cid).reshape([M, D]).store(round_to(acc, DTYPE))
         hopper.fence_async_shared()
         tma_store(out, out_at, shared.out.index(cid))
         if plan.out_over_q:
+            # The slot still holds the output: let the producer load queries only when the copy
+            # engine has read it. So here the first scores cannot run under the end of a row tile.
             tma.store_wait(0)
             mbarrier.arrive(shared.q_empty.index(slot_left), count=1)
             s = _first_scores(shared, q_slot, q_phase, c, skipped, more, plan, S)
         s = hopper.warpgroup_mma_wait(0, deps=(s,))
         c = _release_first(shared, c, skipped, plan)
+    # Shared memory must outlive the last store, which reads it.
     tma.store_wait(0)

@@ -27,7 +27,7 @@ class Shared(NamedTuple):
 
     q: gl.shared_memory_descriptor  # (q_stages * groups, 1, 1, M, D)
     k: gl.shared_memory_descriptor  # (stages, 1, 1, N, D)
-    v: gl.shared_memory_descriptor  # of the tile before that of k: multiplied together
+    v: gl.shared_memory_descriptor  # of the tile before that of k: both are multiplied together
     out: gl.shared_memory_descriptor  # (groups, 1, 1, M, D)
     q_full: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
@@ -44,6 +44,7 @@ def _make_team(q, k, v, out, plan: gl.constexpr):
     STAGES: gl.constexpr = plan.stages
     Q_SLOTS: gl.constexpr = plan.q_stages * GROUPS
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_SLOTS, 1, 1, M, D], q.layout)
+    # Above 128 columns there is no room for both.
     if plan.out_over_q:
         out_tiles = q_tiles
     else:
@@ -53,6 +54,7 @@ def _make_team(q, k, v, out, plan: gl.constexpr):
         gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, N, D], k.layout),
         gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, N, D], v.layout),
         out_tiles,
+        # Queries are read by one group, keys and values by all groups of the team.
         *make_full_and_empty(Q_SLOTS, 1),
         *make_full_and_empty(STAGES, GROUPS),
     )
@@ -65,11 +67,12 @@ def attn_fwd_kernel(
     row_blocks_ptr, seq_q, seq_k, n_head, group, window_size, scale_log2, softcap_scale, keep_scale,
     threshold, n_tiles, n_heads, section, mask_stride, first_query, plan: gl.constexpr,
 ):  # fmt: skip
-    # A tuple of fixed length: without a second or third team that entry is not used.
+    # A tuple of fixed length: without a second or third team, its entry is not used.
     a = _make_team(q, k, v, out, plan)
     b = _make_team(q, k, v, out, plan) if plan.teams > 1 else a
     c = _make_team(q, k, v, out, plan) if plan.teams > 2 else a
     teams = (a, b, c)
+    # The copy engine must see the barriers as they were initialized.
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
     call = Call(
@@ -80,6 +83,8 @@ def attn_fwd_kernel(
     CONSUMERS: gl.constexpr = plan.teams * plan.groups
     WARPS: gl.constexpr = plan.worker_warps
     REGISTERS: gl.constexpr = plan.worker_registers
+    # The first role is not in WARPS and REGISTERS: it has four warps, and what registers the others
+    # leave. So it has to be a consumer, and producers come last.
     gl.warp_specialize(
         join(
             [

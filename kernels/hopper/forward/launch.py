@@ -45,7 +45,7 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
 
     Args:
         q: (B, T_q, H, D) fp16 or bf16, D up to 256; k, v: (B, T_k, H_kv, D). Strides and options
-            as `kernels.hopper.unsupported_reason` asks.
+            as `kernels.hopper.unsupported_reason` requires.
 
     Returns:
         out (B, T_q, H, D) in the dtype of q and lse (B, H, T_q) fp32, natural logarithm.
@@ -59,15 +59,15 @@ def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tupl
 
 
 class ForwardLaunch:
-    """A launch prepared for calls that differ in their tensors only."""
+    """Prepared launch for calls that differ only in their tensors."""
 
     def __init__(self, q: Tensor, k: Tensor, options: AttentionOptions) -> None:
         B, T_q, H, D = q.shape
         T_k, H_kv = k.shape[1:3]
         plan = forward_plan(D, T_q, T_k, options.features)
         n_tiles = -(-T_q // (plan.groups * ROWS))
-        # heads whose keys and values fit in the L2 cache together; query heads of a group share
-        # theirs
+        # Heads whose keys and values fit in the L2 cache together. The query heads of a group share
+        # keys and values.
         section = max(1, SECTION_BYTES // (4 * T_k * D)) * (H // H_kv)
         self._device = q.device
         self._lse_shape = B, H, T_q
@@ -93,7 +93,7 @@ class ForwardLaunch:
         q_map, q = self._q_map(q)
         k_map, k = self._k_map(k)
         v_map, v = self._v_map(v)
-        # as the kernel takes them: seed, documents, lengths, sinks, rows of the mask, their blocks
+        # In the order of the kernel: seed, documents, lengths, sinks, mask rows, their blocks.
         tensors: tuple[Any, ...] = options[:6]
         self._kernel.launch(
             self._programs,

@@ -14,6 +14,7 @@ from .tiles import M, row_tile_keys
 @gluon.jit
 def produce(q, k, v, teams, counter, order, call, team: gl.constexpr, plan: gl.constexpr):
     """Body of a producer: load the queries of its row tiles, and their keys from last to first."""
+    # Every kernel has warps for MOST_TEAMS producers; those without a team end here.
     if team < plan.teams:
         shared, queue = teams[team]
         tile = first_index(team, plan.teams)
@@ -31,6 +32,7 @@ def _load_queries(
     """Load the queries of groups FIRST to END - 1 for the i-th row tile."""
     first_slot = i % plan.q_stages * plan.groups
     phase = phase_of(i, plan.q_stages) ^ 1
+    # A slot for each group: it begins when its own queries are there, and frees them for itself.
     for g in gl.static_range(FIRST, END):
         slot = first_slot + g
         full = shared.q_full.index(slot)
@@ -43,20 +45,21 @@ def _load_queries(
 def _load_stage(
     q, k, v, shared, i, c, step, start_m, batch, head, kv_head, entry, v_tile, plan: gl.constexpr
 ):
-    """Fill stage c with the keys of the tile of an entry, and the values of the tile before it,
-    `v_tile`, if there was one. Returns `v_tile` of the next stage."""
-    # In step 0 the queries of the first group come before the keys, so that it can begin, the
-    # others behind them. If the output takes their place all come behind: it only leaves after the
-    # values that come with these keys.
+    """Fill stage c with the keys of a tile, given by its entry, and the values of `v_tile`, the
+    tile before it, if there was one. Returns `v_tile` of the next stage."""
+    # In step 0, load the queries of the first group ahead of the keys, so that it can begin, and
+    # the others behind them. If the output takes the place of the queries, load all of them behind
+    # the keys: the output is only stored after the values that come with these keys.
     EARLY: gl.constexpr = 0 if plan.out_over_q else 1
     if step == 0:
         _load_queries(q, shared, i, batch, head, start_m, 0, EARLY, plan)
     key_tile = number_of(entry, plan)
     stage = c % plan.stages
-    # Wait until all groups have released the stage. `full` flips when the bytes that it expects
-    # have arrived: the copy engine counts them, no thread waits.
+    # Wait until all groups have released the stage. `full` flips when the expected bytes have
+    # arrived: the copy engine counts them, and no thread waits.
     wait_empty(shared.empty, c)
     full = shared.full.index(stage)
+    # Only the very first tile has no tile before it, whose values would come with its keys.
     mbarrier.expect(full, k.block_type.nbytes, pred=c == 0)
     mbarrier.expect(full, 2 * k.block_type.nbytes, pred=c > 0)
     at = [batch, kv_head, key_tile * plan.block_n, 0]
@@ -69,6 +72,7 @@ def _load_stage(
 
 @gluon.jit
 def _load_values(v, shared, c, v_tile, there, plan: gl.constexpr):
+    """Load the values of `v_tile` into stage c, whose barrier expects them, if `there`."""
     batch, kv_head, key_tile = v_tile
     stage = c % plan.stages
     at = [batch, kv_head, key_tile * plan.block_n, 0]
@@ -77,6 +81,7 @@ def _load_values(v, shared, c, v_tile, there, plan: gl.constexpr):
 
 @gluon.jit
 def _load_last_values(v, shared, c, v_tile, plan: gl.constexpr):
+    """Fill stage c with the values of this producer's last tile, behind which no keys come."""
     wait_empty(shared.empty, c)
     mbarrier.expect(shared.full.index(c % plan.stages), v.block_type.nbytes)
     _load_values(v, shared, c, v_tile, True, plan)
@@ -84,9 +89,12 @@ def _load_last_values(v, shared, c, v_tile, plan: gl.constexpr):
 
 @gluon.jit
 def _produce(q, k, v, shared, queue, tile, counter, order, call, plan: gl.constexpr):
+    """Load one row tile after the other, from the work index `tile` on."""
     i = 0  # row tiles so far
     c = 0  # stages of the ring so far
-    v_tile = (0, 0, 0)  # (batch, key-value head, number) of the key tile before this one
+    # (batch, key-value head, number) of the key tile before this one, also across row tiles: the
+    # first stage of the next row tile brings the last values of this one.
+    v_tile = (0, 0, 0)
     while tile < order.n_tiles * order.n_heads:
         row_tile, batch_head = locate(tile, order, plan.features.causal)
         batch = batch_head // call.n_head
@@ -94,12 +102,16 @@ def _produce(q, k, v, shared, queue, tile, counter, order, call, plan: gl.conste
         kv_head = head // call.group
         start_m = row_tile * (plan.groups * M)
         first, end = row_tile_keys(start_m, batch, call, plan)
+        # From the last key tile down: the one that a causal mask cuts is then the first that a
+        # group sees, and its loop over all others has no mask.
         for step in range(end - first):
             v_tile = _load_stage(
                 q, k, v, shared, i, c, step, start_m, batch, head, kv_head, end - 1 - step, v_tile,
                 plan,
             )  # fmt: skip
             c += 1
+        # All loads of this row tile have been issued. The groups still compute it, and ask for the
+        # next index when they issue its last values.
         tile = next_index(counter, plan.teams)
         push(queue, i, tile)
         i += 1
@@ -108,7 +120,7 @@ def _produce(q, k, v, shared, queue, tile, counter, order, call, plan: gl.conste
 
 @gluon.jit
 def _produce_block_list(q, k, v, shared, queue, tile, counter, order, call, plan: gl.constexpr):
-    """`_produce` for rows of a block list. They are short, so what comes next is read ahead: the
+    """`_produce` for the rows of a block list. They are short, so the producer reads ahead: the
     work index after the next, the next row, and the next block of this row."""
     i = 0
     c = 0
@@ -117,6 +129,8 @@ def _produce_block_list(q, k, v, shared, queue, tile, counter, order, call, plan
     row, batch_head = block_list_row(tile, order, call, plan)
     next_tile = next_index(counter, plan.teams)
     while tile < total:
+        # Publish the next index ahead of all loads, then start to read its row, so that both are
+        # there when this row ends.
         push(queue, i, next_tile)
         next_row, next_batch_head = block_list_row(next_tile, order, call, plan)
         later_tile = next_index(counter, plan.teams)
@@ -127,6 +141,7 @@ def _produce_block_list(q, k, v, shared, queue, tile, counter, order, call, plan
         n = n_key_tiles(row, plan)
         key_tile = last_key_tile(row, plan)
         for step in range(n):
+            # Read the next entry first: its load is under way while this step waits for a stage.
             ahead = block_list_tile(n - 2 - step, row, call, plan)
             v_tile = _load_stage(
                 q, k, v, shared, i, c, step, start_m, batch, head, kv_head, key_tile, v_tile,

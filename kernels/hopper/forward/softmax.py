@@ -1,6 +1,6 @@
-"""Online softmax of a consumer group: scores in, probabilities and running sums out.
+"""Online softmax of a consumer group: from scores to probabilities and running sums.
 
-Scores are (M, N) in registers, in the layout of wgmma: two rows a thread, four threads a row.
+Scores are (M, N) in registers, in the layout of wgmma: two rows per thread, four threads per row.
 """
 
 from typing import NamedTuple
@@ -19,9 +19,9 @@ class Rows(NamedTuple):
     """The queries of a consumer group in one row tile."""
 
     start_m: gl.tensor  # the first
-    lower: gl.tensor  # (M,) each sees the keys [lower, upper) of the tiles that it visits
+    lower: gl.tensor  # (M,): of the visited tiles, each query sees the keys [lower, upper)
     upper: gl.tensor
-    head_key: gl.tensor  # of dropout
+    head_key: gl.tensor  # for dropout
 
 
 @gluon.jit
@@ -31,6 +31,7 @@ def make_rows(start_m, batch, batch_head, row, call, plan: gl.constexpr, S: gl.c
     lower, upper = row_bounds(query, batch, call, plan)
     if plan.features.documents:
         lower = gl.maximum(lower, doc_starts(query, batch, call))
+    # An empty row visits one tile all the same: hide the whole of it.
     if plan.features.empty_rows:
         upper = gl.where(row.n_full + row.n_partial > 0, upper, 0)
     head_key = 0
@@ -41,7 +42,7 @@ def make_rows(start_m, batch, batch_head, row, call, plan: gl.constexpr, S: gl.c
 
 @gluon.jit
 def capped(s, call, plan: gl.constexpr):
-    """Apply the softcap, if any, to products of q and k: the result times scale_log2 is a score."""
+    """Apply the softcap, if any, to products of q and k; times scale_log2 they are scores."""
     if plan.features.softcap:
         numerator, denominator = tanh_ratio(s * call.softcap_scale)
         s = numerator * reciprocal(denominator)
@@ -67,9 +68,10 @@ def masked_scores(s, start_n, parts, rows, call, plan: gl.constexpr, MASKED: gl.
 
 @gluon.jit
 def row_max(s, plan: gl.constexpr):
-    """Maximum of each row (M,), in one chain of instructions, or in two that do not depend on each
-    other: of even and of odd columns."""
+    """Maximum of each row (M,), by one chain of instructions or by two independent ones, over even
+    and odd columns."""
     S: gl.constexpr = s.type.layout
+    # With 128 keys one chain is 31 dependent steps of 4 cycles. Four gain nothing over two.
     if plan.two_chains:
         chains = gl.max(s.reshape([M, s.shape[1] // 8, 4, 2]), 1)
         m = gl.max(gl.max(chains, 2), 1)
@@ -83,13 +85,16 @@ def probabilities(s, m_i, start_n, rows, call, plan: gl.constexpr, MASKED: gl.co
     """Numerators of the softmax for row maxima m_i in log2, where -inf counts as 0.
 
     Returns:
-        (p (M, N), the operand of the product with the values; l (M, 4), sums of what each thread
-        holds of a row, before dropout; the maxima that were subtracted (M,)).
+        (p, l, pivot): p (M, N) is the operand of the product with the values; l (M, 4) sums what
+        each thread holds of a row, before dropout; pivot (M,) is the maximum that was subtracted.
     """
     pivot = m_i
+    # A row that has seen no key has maximum -inf, and -inf - -inf would be NaN.
     if MASKED:
         pivot = gl.where(m_i == -float("inf"), 0.0, pivot)
     p = exp2(s * call.scale_log2 - gl.expand_dims(pivot, 1))
+    # Sum by thread only: the four threads of a row add up once, in `finish_rows`. Dropout comes
+    # later, because the softmax is normalized without it.
     l = gl.sum(gl.sum(p.reshape([M, p.shape[1] // 8, 4, 2]), 3), 1)
     if plan.features.dropout:
         S: gl.constexpr = s.type.layout
@@ -108,19 +113,19 @@ def as_operand(p, dtype: gl.constexpr, O: gl.constexpr):
 
 @gluon.jit
 def times_rows(x, factor):
-    """Multiply each row of x with its factor, which is in the thread that needs it."""
+    """Multiply each row of x by its factor, which is already in the threads of that row."""
     rows: gl.constexpr = gl.SliceLayout(1, x.type.layout)
     return x * gl.expand_dims(gl.convert_layout(factor, rows, assert_trivial=True), 1)
 
 
 @gluon.jit
 def finish_rows(m_i, l_i, head, call, plan: gl.constexpr):
-    """(lse, factor of the sum of values) of rows with maxima m_i (M,) and sums l_i (M, 4)."""
+    """(lse, factor of the output) of rows with maxima m_i (M,) and sums l_i (M, 4)."""
     l = gl.convert_layout(gl.sum(l_i, 1), m_i.type.layout)
     m = m_i
     factor = 1.0
     if plan.features.sinks:
-        # A sink is another score: it may exceed the others by so much that they vanish.
+        # A sink is one more score, and may be the new maximum of the row.
         sink = gl.load(call.sinks_ptr + head) * LOG2E
         m_new = gl.maximum(m, sink)
         pivot = gl.where(m_new == -float("inf"), 0.0, m_new)
@@ -130,5 +135,5 @@ def finish_rows(m_i, l_i, head, call, plan: gl.constexpr):
     lse = (m + gl.log2(l)) * LN2
     if plan.features.dropout:
         factor = factor * call.keep_scale
-    # a row that sees no key: 0 / 1
+    # A row that sees no key has l = 0: divide its output, 0, by 1.
     return lse, factor / gl.where(l == 0.0, 1.0, l)

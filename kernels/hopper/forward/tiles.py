@@ -1,8 +1,8 @@
 """Key tiles of the forward pass: which a row tile visits, and which of them a group has to mask.
 
-All groups of a team read the same ring of tiles, from the last key to the first. A group skips the
-tiles that none of its queries sees; then it masks some, sees some whole, and at the end, under a
-window or packed documents, masks some again.
+All groups of a team read the same ring of tiles, from the last key to the first. A group first
+skips the tiles that none of its queries sees. It then masks some, sees some whole, and under a
+window or packed documents masks the last ones again.
 """
 
 from triton.experimental import gluon
@@ -26,7 +26,7 @@ M = gl.constexpr(ROWS)  # queries of a consumer group
 
 @gluon.jit
 def row_bounds(query, batch, call, plan: gl.constexpr):
-    """[lower, upper): the keys that `query`, a vector or a number, sees, documents aside."""
+    """[lower, upper): keys that `query` (vector or number) sees, without regard to documents."""
     features: gl.constexpr = plan.features
     n_keys = n_keys_of(batch, call, features)
     diagonal = call.seq_k - call.seq_q
@@ -35,8 +35,8 @@ def row_bounds(query, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def _doc_range(start_m, batch, call):
-    """Least and greatest start of the documents of M queries."""
-    # every warp holds all of them, so that none waits for another
+    """Smallest and largest document start of M queries."""
+    # Every warp holds all of them, so that no warp waits for another.
     layout: gl.constexpr = gl.BlockedLayout([M // 32], [32], [gl.num_warps()], [0])
     starts = doc_starts(start_m + gl.arange(0, M, layout=layout), batch, call)
     return gl.min(starts, 0), gl.max(starts, 0)
@@ -50,6 +50,7 @@ def row_tile_keys(start_m, batch, call, plan: gl.constexpr):
     end_m = gl.minimum(start_m + GROUPS * M, call.seq_q)
     lower, _ = row_bounds(start_m, batch, call, plan)
     _, upper = row_bounds(end_m - 1, batch, call, plan)
+    # Producer and groups count the same stages, so a row tile that sees no key has one as well.
     end = gl.maximum(gl.cdiv(upper, N), 1)
     first = 0
     if plan.low:
@@ -76,17 +77,19 @@ def row_of(tile, order, call, plan: gl.constexpr):
 
 @gluon.jit
 def _block_list_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
-    """`group_tiles` under a block-sparse mask, with positions in the block list for tiles."""
+    """`group_tiles` under a block-sparse mask: tiles are positions in the block list."""
     N: gl.constexpr = plan.block_n
     TILES: gl.constexpr = plan.features.mask_block_size // N
     end = n_key_tiles(row, plan)
     skipped = 0
+    # If the last block is on the diagonal, the group may see none of its last tiles. It keeps one.
     if plan.skips:
         _, upper = row_bounds(gl.minimum(own_m + M, call.seq_q) - 1, batch, call, plan)
         unseen = last_key_tile(row, plan) - gl.maximum(gl.cdiv(upper, N) - 1, 0)
         skipped = gl.minimum(gl.maximum(unseen, 0), gl.minimum(TILES, end) - 1)
     last = end - 1 - skipped
     high = 0
+    # Partial blocks end the list, so they are visited first. The first tile is counted apart.
     if plan.cut > 1:
         high = gl.maximum(gl.minimum(row.n_partial * TILES - 1 - skipped, last), 0)
     return skipped, last, high, last - high, 0
@@ -94,7 +97,7 @@ def _block_list_group_tiles(own_m, row, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def first_tile_of(skipped, last, row, plan: gl.constexpr):
-    """`tile_of` the key tile that a group sees first, as `group_tiles` returned it."""
+    """`tile_of` the first key tile of a group, given the results of `group_tiles`."""
     tile = last
     if plan.has_block_list:
         tile = last_key_tile(row, plan) - skipped
@@ -103,7 +106,7 @@ def first_tile_of(skipped, last, row, plan: gl.constexpr):
 
 @gluon.jit
 def tile_of(key_tile, row, call, plan: gl.constexpr):
-    """(first key, visible parts) of a key tile: by number, or by its position in a block list."""
+    """(first key, visible parts) of a key tile, given its number or position in a block list."""
     tile = key_tile
     if plan.has_block_list:
         tile = block_list_tile(key_tile, row, call, plan)
@@ -112,11 +115,11 @@ def tile_of(key_tile, row, call, plan: gl.constexpr):
 
 @gluon.jit
 def group_tiles(start_m, row, cid: gl.constexpr, batch, call, plan: gl.constexpr):
-    """Plan of group cid for the key tiles of the row tile at start_m, from the last one down.
+    """Key tiles of group cid in the row tile at start_m, from the last one down.
 
     Returns:
-        (skipped, last, high, whole, low): tiles that it does not see at all; the number of its
-        first one; and of those after it, tiles to mask, tiles that it sees whole, tiles to mask.
+        (skipped, last, high, whole, low): number of tiles that the group does not see at all; the
+        first tile that it sees; then the numbers of tiles to mask, to see whole, and to mask again.
     """
     if plan.has_block_list:
         return _block_list_group_tiles(start_m + cid * M, row, batch, call, plan)
@@ -124,17 +127,21 @@ def group_tiles(start_m, row, cid: gl.constexpr, batch, call, plan: gl.constexpr
         N: gl.constexpr = plan.block_n
         first, end = row_tile_keys(start_m, batch, call, plan)
         own_m = start_m + cid * M
+        # No bound falls from query to query, so the last query of the group has the greatest ones:
+        # no query sees a key from `upper` on, and from `lower` on none hides an early key.
         lower, upper = row_bounds(gl.minimum(own_m + M, call.seq_q) - 1, batch, call, plan)
         last = end - 1
         if plan.skips:
             last = gl.maximum(gl.minimum(gl.cdiv(upper, N), end) - 1, first)
         rest = last - first
         high = 0
+        # The first query has the least upper bound: a tile below it hides no late key.
         if plan.cut > 1:
             _, whole_to = row_bounds(own_m, batch, call, plan)
             high = gl.minimum(gl.maximum(last - gl.maximum(whole_to, 0) // N, 0), rest)
         low = 0
         if plan.low:
+            # Document starts may come in any order, so take the greatest of the group.
             if plan.features.documents:
                 _, greatest = _doc_range(own_m, batch, call)
                 lower = gl.maximum(lower, greatest)
