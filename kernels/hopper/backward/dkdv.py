@@ -12,8 +12,10 @@ from .tiles import GROUP_N, M, pop_work
 
 @gluon.jit
 def compute_dkdv(dk_out, dv_out, shared, queue, order, call, cid: gl.constexpr, plan: gl.constexpr):
-    """Compute dk and dv of the keys of group cid, one key tile after the other; `compute_dq` of a
-    third group makes dq from the ds of both."""
+    """Body of group cid of keys: compute dk and dv of one key tile after the other.
+
+    A third group computes dq from the ds of both (`compute_dq`).
+    """
     D: gl.constexpr = plan.block_d
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -28,6 +30,8 @@ def compute_dkdv(dk_out, dv_out, shared, queue, order, call, cid: gl.constexpr, 
         keys, skipped, dk, dv = mma.begin_tile(work, i, kv_heads, shared, call, cid, plan, O)
         slot = i % plan.kv_stages
         k_t = shared.k.index(slot).reshape([plan.block, D]).slice(cid * GROUP_N, GROUP_N)
+        # Shared memory is nearly as busy as the tensor cores. Keys in registers save it a read in
+        # each step.
         if plan.keys_in_registers:
             k_t = k_t.load(K)
         v_t = shared.v.index(slot).reshape([plan.block, D]).slice(cid * GROUP_N, GROUP_N)
@@ -35,6 +39,7 @@ def compute_dkdv(dk_out, dv_out, shared, queue, order, call, cid: gl.constexpr, 
             _, head_work, view = mma.begin_head(work, keys, h, kv_heads, call, plan)
             n = (head_work.end - head_work.first) * STEPS
             skips = mma.head_skips(skipped, c, n, work.key_tile, shared, cid, call, plan)
+            # Under a causal mask the first queries of a range may come before all keys of group 1.
             if skips > 0:
                 wait_full(shared.full, c)
                 mma.skip_row_tile(c, shared, cid, plan, S)
@@ -47,25 +52,28 @@ def compute_dkdv(dk_out, dv_out, shared, queue, order, call, cid: gl.constexpr, 
                 ds, pr, dv = mma.gradients(
                     st, dv, v_t, c, row_tile * M, view, shared, call, plan, S, O
                 )
-                # The group of dq reads ds from shared memory, dk has it from registers.
+                # The dq group reads ds from shared memory, dk takes it from registers. Store it
+                # first: behind dk its stores would wait for the reads of that product.
                 mma.store_ds(ds, c, shared, cid, plan)
                 dk, dr = mma.add_dk(dk, ds, c, shared, plan, O)
                 # Behind dk issue the scores of the next row tile: the next step begins with them.
                 st = mma.next_scores(k_t, c, step < n - 1, shared, plan, S)
                 mma.share_ds(c, shared, cid, plan)
-                # All but the scores are done: q and dout of this stage have been read.
+                # Wait for all but the next scores: then q and dout of this stage have been read.
                 dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
                 arrive(shared.empty[cid], c)
                 c += 1
+            # The scores in flight are those that nobody uses, but they still read shared memory.
             st = warpgroup_mma_wait(0, deps=(st,))
         arrive(shared.kv_empty, i)
         place = mma.dkdv_place(work, keys, kv_heads, order, plan)
         i += 1
-        # Look up the next key tile first: its loads are done when dk and dv have been stored.
+        # Look up the next key tile first: the loads that this takes run while dk and dv are stored.
         work_index = peek(queue, i)
         work = pop_work(queue, i, work_index, order, call, plan)
         mma.store_dkdv(
             dk, dv, dk_out, dv_out, place,
             shared.out.index(2 * cid + 1), shared.out.index(2 * cid), call, cid, plan,
         )  # fmt: skip
+    # Shared memory must outlive the last stores, which read it.
     tma.store_wait(0)

@@ -1,7 +1,7 @@
 """Backward under a mask in blocks of 64: one group of four warps computes dk, dv and all of dq.
 
-In blocks of 128, two groups would waste half of their work: most blocks of a butterfly that see
-each other come in pairs, and the other two of four are empty.
+Two groups, on blocks of 128, would waste half of their work: in a butterfly, most of these have two
+visible quarters and two empty ones.
 """
 
 from triton.experimental import gluon
@@ -24,12 +24,13 @@ def _add_part(
     part, panel: gl.constexpr, c, row_tile, before, after, batch, head,
     dq, sums_ptr, shared, call, plan: gl.constexpr,
 ):  # fmt: skip
-    """Add 64 columns of dq to what is in memory, through the stage of dout: it is free by then."""
+    """Add 64 columns of dq to memory, through the stage of dout, which is free by then."""
     PANELS: gl.constexpr = plan.block_d // PANEL
     places = reinterpret(shared.dout, dq.dtype, [plan.stages * PANELS, 1, 1, M, PANEL], dq.layout)
     staging = places.index(c % plan.stages * PANELS + panel)
     tile = (batch * call.n_head + head) * gl.cdiv(call.seq_q, M) + row_tile
-    # If the tile were not opaque, the counters of the loop would become 64 bits wide, and spill.
+    # Unless the tile is opaque, the compiler makes the counters of the loop 64 bits wide, and they
+    # spill.
     sum_ptr = sums_ptr + (PANELS * opaque(tile).to(gl.int64) + panel) * (M * PANEL)
     at = [batch, head, row_tile * M, panel * PANEL]
     add_dq(part, sum_ptr, dq, at, staging, before, after, call.scale)
@@ -39,7 +40,7 @@ def _add_part(
 def compute_dkdv_dq_block64(
     dq, dk_out, dv_out, sums_ptr, shared, queue, order, call, plan: gl.constexpr
 ):
-    """Compute dk, dv and all columns of dq from one block of keys after the other."""
+    """Body of the only group: compute dk, dv and all of dq of one block of keys after the other."""
     D: gl.constexpr = plan.block_d
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -66,12 +67,13 @@ def compute_dkdv_dq_block64(
                 ds, pr, dv = mma.gradients(
                     st, dv, v_t, c, row_tile * M, seen, shared, call, plan, S, O
                 )
-                # wgmma reads ds of dq from shared memory, and that of dk from registers.
+                # wgmma reads ds from shared memory for dq, and from registers for dk. There is one
+                # stage of ds: its last product was done when the step before ended.
                 mma.store_ds(ds, c, shared, 0, plan)
                 hopper.fence_async_shared()
                 part = dq_gemm(0, slot, c, shared, plan, S)
                 dk, dr = mma.add_dk(dk, ds, c, shared, plan, O)
-                # dv and the first columns of dq are done, dk is in flight.
+                # Wait for dv and the first columns of dq. dk is in flight during the acquire.
                 part, dv, pr = hopper.warpgroup_mma_wait(1, deps=(part, dv, pr))
                 acquire_dq(shared.dq_semaphore, c)
                 thread_barrier()  # no warp's product reads dout any more: dq may take its place
@@ -83,7 +85,8 @@ def compute_dkdv_dq_block64(
                         part = dq_gemm(panel, slot, c, shared, plan, S)
                         part, dk, dr = hopper.warpgroup_mma_wait(0, deps=(part, dk, dr))
                     if panel == PANELS - 1:
-                        # behind the last product of this row tile
+                        # Behind the last product of this row tile, so that they run under the
+                        # additions to dq.
                         k_t = mma.tile_in_loop(shared.k, slot, c, plan)
                         st = mma.next_scores(k_t, c, step < n - 1, shared, plan, S)
                     _add_part(
@@ -93,14 +96,17 @@ def compute_dkdv_dq_block64(
                 if PANELS == 1:
                     dk, dr = hopper.warpgroup_mma_wait(1, deps=(dk, dr))
                 release_dq(shared.dq_semaphore, c)
-                # The copy engine has read dq from the stage of dout, which may be filled again.
+                # Wait until the copy engine has read dq from the stage of dout. Then the producer
+                # may fill that again.
                 tma.store_wait(0)
                 arrive(shared.empty[0], c)
                 c += 1
+            # The scores in flight are those that nobody uses, but they still read shared memory.
             st = hopper.warpgroup_mma_wait(0, deps=(st,))
         place = mma.dkdv_place(work, keys, kv_heads, order, plan)
+        # dk and dv leave through the tiles of k and v, which behind this barrier no warp's product
+        # reads any more.
         thread_barrier()
-        # dk and dv leave through the tiles of k and v, which no warp's product reads any more.
         mma.store_dkdv(
             dk, dv, dk_out, dv_out, place,
             shared.k.index(slot), shared.v.index(slot), call, 0, plan,

@@ -2,7 +2,7 @@
 
 The first key tile to visit a block of queries stores its part in a buffer in memory, in the layout
 in which wgmma leaves it; those between add theirs; the last adds the buffer to its own part, and
-the result is dq. So nothing has to be set to zero before, or converted after.
+the result is dq. So no buffer has to be zeroed beforehand, or converted afterwards.
 """
 
 from triton.experimental import gluon
@@ -18,12 +18,12 @@ from .semaphores import acquire_dq, dq_row_tile, release_dq
 from .tiles import GROUP_N, M, pop_work, work_of_head
 
 PANEL = gl.constexpr(64)  # columns of dq in one product
-LINE = gl.constexpr(32)  # numbers of fp32 in a line of a cache
+LINE = gl.constexpr(32)  # fp32 numbers in a cache line
 
 
 @gluon.jit
 def dq_gemm(panel: gl.constexpr, slot, c, shared, plan: gl.constexpr, S: gl.constexpr):
-    """Issue dq^T = k^T ds^T, 64 columns of it, in a loop over c, for the ds of stage c."""
+    """Issue 64 columns of dq^T = k^T ds^T, for the ds of stage c, in a loop over c."""
     stage = c % plan.ds_stages
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     k_cols = tile_in_loop(shared.k, slot, c, plan).slice(panel * PANEL, PANEL, dim=1)
@@ -33,8 +33,10 @@ def dq_gemm(panel: gl.constexpr, slot, c, shared, plan: gl.constexpr, S: gl.cons
 
 @gluon.jit
 def _in_rows(part):
-    """Flatten part (64 columns, M queries), as wgmma leaves it, to 64 * M numbers of which each
-    thread holds four neighbours at a time: 16 bytes of memory."""
+    """Flatten part (64 columns, M queries), in the layout of wgmma, to 64 * M numbers.
+
+    Each thread then holds runs of four: 16 bytes of memory per instruction.
+    """
     # (4 warps, 2 halves, 8 rows) x (M / 8, 4 lanes, 2)
     x = gl.reshape(part, [4, 2, 8, M // 8, 4, 2])
     x = gl.permute(x, (3, 0, 2, 4, 1, 5))
@@ -48,11 +50,12 @@ def _addresses(sum_ptr, x):
 
 @gluon.jit
 def _finish_dq(x, dq, at, staging, scale):
-    """Store the complete sum x, `_in_rows`, to the tile (M, 64) of dq at `at`, through staging."""
+    """Store the complete sum x, flat as of `_in_rows`, to dq at `at`, (M, 64), through staging."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     y = gl.reshape(x, [M // 8, 4, 8, 4, 2, 2])
     y = gl.permute(y, (1, 4, 2, 0, 3, 5))
     y = gl.convert_layout(gl.reshape(y, [PANEL, M]), S, assert_trivial=True)
+    # The copy engine may still be reading what was there before.
     tma.store_wait(0)
     staging.reshape([M, PANEL]).permute((1, 0)).store(round_to(y * scale, dq.dtype))
     hopper.fence_async_shared()
@@ -61,22 +64,27 @@ def _finish_dq(x, dq, at, staging, scale):
 
 @gluon.jit
 def add_dq(part, sum_ptr, dq, at, staging, before, after, scale):
-    """Add part to a row tile of dq: to its sum if others add `after` this program, else finish it.
-    The sum exists if others have added `before`."""
+    """Add part to a row tile of dq: to its sum if others add `after` this program, else finish dq.
+
+    The sum exists if others have added `before`.
+    """
     x = _in_rows(part)
     if after:
         address = _addresses(sum_ptr, x)
+        # The semaphore admits one program at a time, so the order of additions is fixed. They are
+        # atomic only so that the L2 cache adds, and nothing has to be read.
         if before:
             gl.atomic_add(address, x, sem="relaxed")
         else:
-            # the others read it from the L2 cache, where it should stay
+            # The others find it in the L2 cache, where it should stay.
             gl.store(address, x, eviction_policy="evict_last")
     else:
         if before:
-            # from the L2 cache, where the sum of other programs is visible
+            # Read from the L2 cache, where the sums of other programs are visible.
             x = x + gl.load(_addresses(sum_ptr, x), cache_modifier=".cg")
         _finish_dq(x, dq, at, staging, scale)
-        # Nobody needs the sum any more. All threads have read it: a barrier precedes the store.
+        # Nobody needs the sum any more, so it need not be written to memory. All threads have read
+        # it, because a barrier precedes the store of dq.
         if before:
             layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
             discard_lines(sum_ptr + LINE * gl.arange(0, PANEL * M // LINE, layout=layout))
@@ -84,11 +92,11 @@ def add_dq(part, sum_ptr, dq, at, staging, before, after, scale):
 
 @gluon.jit
 def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
-    """Body of the group that computes all 64 columns of dq, from ds of both groups of keys."""
+    """Body of the dq group: compute all 64 columns of dq from ds of both groups of keys."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     K: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     STEPS: gl.constexpr = plan.block // M
-    TILES: gl.constexpr = plan.dq_queries // M  # row tiles of an access
+    TILES: gl.constexpr = plan.dq_queries // M  # row tiles per access
     zero = gl.zeros([PANEL, M], gl.float32, layout=S)
     kv_heads = call.n_head // call.group
     n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS
@@ -101,7 +109,7 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
         batch = work.batch_kv // kv_heads
         slot = i % plan.kv_stages
         wait_full(shared.kv_full, i)
-        # Keep k^T in registers, and give its tile back at once.
+        # Keep k^T in registers for all row tiles, and release its tile at once.
         keys = shared.k.index(slot).reshape([plan.block, PANEL])
         k0 = keys.slice(0, GROUP_N).permute((1, 0)).load(K)
         k1 = keys.slice(GROUP_N, GROUP_N).permute((1, 0)).load(K)
@@ -114,7 +122,7 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
             for step in range((head_work.end - head_work.first) * STEPS):
                 stage = c % plan.ds_stages
                 phase = phase_of(c, plan.ds_stages)
-                # k^T ds^T of each group, as soon as its ds is there; then free both for their next.
+                # Multiply the ds of each group as soon as it is there.
                 ds = shared.ds.index(stage)
                 mbarrier.wait(shared.ds_full[0].index(stage), phase)
                 ds0, ds1 = ds.slice(0, GROUP_N), ds.slice(GROUP_N, GROUP_N)
@@ -122,10 +130,12 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
                 mbarrier.wait(shared.ds_full[1].index(stage), phase)
                 part = hopper.warpgroup_mma(k1, ds1, part, is_async=True)
                 part = hopper.warpgroup_mma_wait(0, deps=(part,))
+                # Release ds ahead of the semaphore: the groups of keys then do not wait for other
+                # programs.
                 arrive(shared.ds_empty[0], c)
                 arrive(shared.ds_empty[1], c)
                 c += 1
-                # Wait for the key tiles that add to this block before, add, and pass it on.
+                # Wait for the earlier key tiles of this block, add, and let the next one have it.
                 if step % TILES == 0:
                     acquire_dq(shared.dq_semaphore, t)
                 row_tile, before, after = dq_row_tile(
@@ -141,4 +151,5 @@ def compute_dq(dq, sums_ptr, shared, queue, order, call, plan: gl.constexpr):
                     t += 1
         i += 1
         work_index = peek(queue, i)
+    # Shared memory must outlive the last store, which reads it.
     tma.store_wait(0)

@@ -36,13 +36,13 @@ class Shared(NamedTuple):
     k: gl.shared_memory_descriptor  # (kv_stages, 1, 1, N, D)
     v: gl.shared_memory_descriptor
     ds: gl.shared_memory_descriptor  # (ds_stages, N, M)
-    # (4 or 5, 1, 1, N / 2, D): dv, dk and dq on their way out. One group needs none: they leave
+    # (4 or 5, 1, 1, N / 2, D): tiles through which dv, dk and dq leave. With one group they leave
     # through tiles that it has read
     out: gl.shared_memory_descriptor | None
-    # number of the row tile of a stage under a block list; else None
-    row_tile: gl.shared_memory_descriptor | None  # (stages, 1)
+    # (stages, 1): number of the row tile in each stage under a block list, else None
+    row_tile: gl.shared_memory_descriptor | None
     full: gl.shared_memory_descriptor  # q, dout and row_stats
-    # of each group: Triton has all threads meet between two uses of the same barriers
+    # One per group: between two uses of the same barriers Triton synchronizes all threads
     empty: tuple[gl.shared_memory_descriptor, ...]
     kv_full: gl.shared_memory_descriptor
     kv_empty: gl.shared_memory_descriptor
@@ -64,13 +64,13 @@ def attn_bwd_kernel(
     KV: gl.constexpr = plan.kv_stages
     DS: gl.constexpr = plan.ds_stages
     ONE: gl.constexpr = plan.groups == 1
-    # groups of keys, perhaps one of dq, and the two warps of dq semaphores
+    # Groups of keys, the dq group if there is one, and the two warps of dq semaphores
     READERS: gl.constexpr = plan.groups + (3 if plan.dq_group else 2)
-    # dq leaves from a place of its own, or from where dv does
+    # The dq group has a tile of its own for dq. Otherwise dq leaves through that of dv.
     OUT: gl.constexpr = 5 if plan.dq_group else 4
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
-    # The order of these allocations is that in shared memory: at 128 columns others are up to 8%
-    # slower with the same machine code.
+    # Shared memory is laid out in the order of these allocations. At 128 columns, other orders are
+    # up to 8% slower with the same machine code.
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], q.layout),
         gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, M, D], dout.layout),
@@ -81,8 +81,8 @@ def attn_bwd_kernel(
         None if ONE else gl.allocate_shared_memory(q.dtype, [OUT, 1, 1, GROUP_N, D], dk.layout),
         make_scalars(STAGES) if plan.has_block_list else None,
         make_barriers(STAGES, 1),
-        # Only barriers that are used: the compiler reuses the memory of others, which is not safe
-        # (docs/hopper.md, What guards it).
+        # Make only barriers that are used: the compiler gives the memory of others to something
+        # else, which is not safe (docs/hopper.md, What guards it).
         (make_barriers(STAGES, 1),)
         if ONE
         else (make_barriers(STAGES, 1), make_barriers(STAGES, 1)),
@@ -93,6 +93,7 @@ def attn_bwd_kernel(
         make_dq_semaphore(1 if plan.dq_group else plan.groups, plan),
     )
     queue = make_work_queue(READERS, WORK_FIELDS if plan.has_block_list else 0)
+    # The copy engine must see the barriers as they were initialized.
     fence_async_shared()
     order = Order(n_tiles, n_heads, section)
     call = Call(
@@ -103,6 +104,8 @@ def attn_bwd_kernel(
     )  # fmt: skip
     WARPS: gl.constexpr = plan.worker_warps
     REGISTERS: gl.constexpr = plan.worker_registers
+    # The first role is not in WARPS and REGISTERS: it has four warps, and what registers the others
+    # leave. So it has to be a group of keys.
     gl.warp_specialize(
         join(
             [(compute_dkdv_dq_block64, (dq, dk, dv, sums_ptr, shared, queue, order, call, plan))]

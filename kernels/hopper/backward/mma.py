@@ -1,9 +1,9 @@
-"""Steps of the three backward loops, of a group of 64 keys and a row tile of 64 queries.
+"""Steps of the three backward loops, for a group of 64 keys and a row tile of 64 queries.
 
-Scores are transposed, (keys, queries): then p^T and ds^T are where wgmma reads its left operand,
-and go into dv = p^T dout and dk = ds^T q without leaving the registers. A function that issues a
-product returns its accumulator before it is done: warpgroup_mma_wait(n) waits for all but the last
-n that were issued.
+Scores are transposed, (keys, queries). Then p^T and ds^T are where wgmma reads its left operand,
+and enter dv = p^T dout and dk = ds^T q without leaving the registers. A function that issues a
+product returns its accumulator before it is done: warpgroup_mma_wait(n) waits for all products but
+the last n.
 """
 
 from typing import NamedTuple
@@ -32,19 +32,19 @@ def _row_stats(shared, stage, FIRST: gl.constexpr, S: gl.constexpr):
 
 
 class View(NamedTuple):
-    """The keys of a group, and which queries see them."""
+    """Keys of a group, and the queries that see all of them."""
 
     start_n: gl.tensor
     batch: gl.tensor
     whole_from: gl.tensor  # queries [whole_from, whole_to) see all keys of the group
     whole_to: gl.tensor
-    head_key: gl.tensor  # dropout key of the current query head: `begin_head`
-    parts: gl.tensor  # of the current row tile in a packed list: `with_parts`
+    head_key: gl.tensor  # dropout key of the current query head, set by `begin_head`
+    parts: gl.tensor  # of the current row tile in a packed list, set by `with_parts`
 
 
 @gluon.jit
 def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
-    """s (keys, queries) with -inf where a query does not see a key."""
+    """Set s (keys, queries) to -inf where a query does not see a key."""
     features: gl.constexpr = plan.features
     S: gl.constexpr = s.type.layout
     n = gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S))
@@ -65,7 +65,7 @@ def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
 
 @gluon.jit
 def _hides(start_m, view, plan: gl.constexpr):
-    """Whether a row tile has queries that do not see all keys."""
+    """Whether some query of a row tile does not see all keys of the group."""
     hides = start_m < view.whole_from
     if plan.features.window or plan.features.documents:
         hides = hides | (start_m + M > view.whole_to)
@@ -78,8 +78,12 @@ def _hides(start_m, view, plan: gl.constexpr):
 def begin_tile(
     work, i, kv_heads, shared, call, cid: gl.constexpr, plan: gl.constexpr, O: gl.constexpr
 ):
-    """Wait for keys and values of the i-th key tile of a program, and return (view of group cid,
-    how many row tiles it skips (`group_view`), dk and dv, which are zero)."""
+    """Wait for keys and values of the i-th key tile of a program.
+
+    Returns:
+        (`View` of group cid; the number of row tiles that it skips, of `group_view`; dk; dv). Both
+        gradients are zero.
+    """
     D: gl.constexpr = plan.block_d
     batch = work.batch_kv // kv_heads
     start_n = work.key_tile * plan.block + cid * GROUP_N
@@ -92,7 +96,7 @@ def begin_tile(
 
 @gluon.jit
 def begin_head(work, view, h, kv_heads, call, plan: gl.constexpr):
-    """(number of the h-th query head of the group; its `work_of_head`; `view` with its dropout)."""
+    """(number, `work_of_head`, `View` with its dropout key) of the h-th query head of the group."""
     head = work.batch_kv % kv_heads * call.group + h
     if plan.features.dropout:
         key = dropout_head_key(view.batch * call.n_head + head, call)
@@ -102,13 +106,15 @@ def begin_head(work, view, h, kv_heads, call, plan: gl.constexpr):
 
 @gluon.jit
 def with_parts(view, parts):
-    """`view` of a row tile in a packed list with these parts."""
+    """Replace the parts of `view` by those of a row tile in a packed list."""
     return View(view.start_n, view.batch, view.whole_from, view.whole_to, view.head_key, parts)
 
 
 @gluon.jit
 def store_ds(ds, c, shared, cid: gl.constexpr, plan: gl.constexpr):
     """Store the c-th ds of this group in shared memory, for dq."""
+    # Wait until the dq group has read what this replaces. Where the groups of keys compute dq, they
+    # have waited for that themselves.
     if plan.dq_group:
         wait_empty(shared.ds_empty[cid], c)
     shared.ds.index(c % plan.ds_stages).slice(cid * GROUP_N, GROUP_N).store(ds)
@@ -129,32 +135,36 @@ def gradients(
     """Compute ds (keys, queries) of the row tile in stage c, whose scores st are in flight.
 
     Returns:
-        (ds in the dtype of q; p, which has to live until dv is done; dv + p dout, in flight).
+        (ds in the dtype of q; p, to be kept alive until dv is done; dv + p dout, in flight).
     """
     D: gl.constexpr = plan.block_d
     DTYPE: gl.constexpr = shared.q.dtype
     P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
     stage = c % plan.stages
     dout = shared.dout.index(stage).reshape([M, D])
+    # lse is read while the scores are in flight.
     lse = _row_stats(shared, stage, 0, S)
     zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
     # Wait for the scores, then issue dp = v dout^T, which runs under the softmax.
     s = hopper.warpgroup_mma_wait(0, deps=(st,))
     dpt = hopper.warpgroup_mma(v_t, dout.permute((1, 0)), zero, use_acc=False, is_async=True)
+    # Read delta here, under dp. Behind dp every step would wait for it: 10% longer at 64 columns.
     delta = _row_stats(shared, stage, M, S)
     s = capped(s, call, plan)
+    # Row tiles that see all keys of the group skip the mask.
     if plan.masks and _hides(start_m, view, plan):
         s = _masked_scores(s, start_m, view, call, plan)
     p = exp2(s * call.scale_log2 - lse)
     kept = p
     if plan.features.dropout:
-        # Mark a dropped probability by its sign, which needs no further register.
+        # dv needs p with dropout, ds needs it without. The sign of p marks what is dropped, and
+        # takes no further register.
         m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, S)), 0)
         n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
         keep = dropout_keep(view.head_key, start_m, m, view.start_n, n, call.threshold)
         p = gl.where(keep, p, -p)
         kept = gl.where(p < 0.0, 0.0, p)
-    # Issue dv behind dp, then wait for dp only.
+    # Issue dv behind dp, then wait for dp only: dv runs under what follows.
     pr = gl.convert_layout(round_to(kept, DTYPE), P)
     dv = hopper.warpgroup_mma(pr, dout, dv, is_async=True)
     dp = hopper.warpgroup_mma_wait(1, deps=(dpt,))
@@ -162,7 +172,7 @@ def gradients(
         dp = gl.where(p < 0.0, 0.0, dp * call.keep_scale)
         p = gl.abs(p)
     if plan.features.softcap:
-        # Recompute tanh from p, rather than keep it in registers; where p = 0 the result is -1.
+        # Recompute tanh from p, rather than keep it in registers. Where p = 0 it becomes -1.
         t = (log2(p) + _row_stats(shared, stage, 0, S)) * (1.0 / call.scale_log2)
         t = gl.minimum(gl.maximum(t, -1.0), 1.0)
         p *= 1.0 - t * t
@@ -172,7 +182,7 @@ def gradients(
 
 @gluon.jit
 def add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
-    """Issue dk + ds q; also returns the operand ds, which has to live until dk is done."""
+    """Issue dk + ds q. Also returns the operand ds, to be kept alive until dk is done."""
     q = shared.q.index(c % plan.stages).reshape([M, plan.block_d])
     dr = gl.convert_layout(ds, gl.DotOperandLayout(0, O, 2))
     return hopper.warpgroup_mma(dr, q, dk, is_async=True), dr
@@ -180,10 +190,12 @@ def add_dk(dk, ds, c, shared, plan: gl.constexpr, O: gl.constexpr):
 
 @gluon.jit
 def row_tile_of(c, step, work, shared, call, plan: gl.constexpr):
-    """Row tile (packed: its entry) in stage c, the step-th of a range; 0 where it is not needed."""
+    """Row tile (packed: its entry) in stage c, at a step of a range; 0 if the plan needs none."""
     if not plan.asks_for_rows:
         return 0
     elif plan.has_block_list:
+        # From the producer: to read the list here would mean to wait for the L2 cache, because each
+        # acquire of a dq semaphore empties the L1 cache.
         return load_scalar(shared.row_tile.index(c % plan.stages))
     else:
         return row_tile_at(step, work, call, plan)
@@ -191,8 +203,11 @@ def row_tile_of(c, step, work, shared, call, plan: gl.constexpr):
 
 @gluon.jit
 def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: gl.constexpr):
-    """Row tiles, 0 or 1, of the n of a query head from stage c on that group cid skips at first:
-    `skipped`, of `group_view`, unless under a block-sparse mask."""
+    """Number of row tiles, 0 or 1, that group cid skips at the beginning of a query head.
+
+    The head has n row tiles, the first of them in stage c. Without a block-sparse mask the result
+    is `skipped`, of `group_view`.
+    """
     if not plan.has_block_list:
         return skipped
     elif plan.features.causal and cid > 0:
@@ -205,17 +220,20 @@ def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: g
 
 @gluon.jit
 def tile_in_loop(tiles, slot, c, plan: gl.constexpr):
-    """A tile of keys or values in shared memory, (block, D), for a step of a loop that counts c.
+    """Tile of keys or values in shared memory, (block, D), for a step of a loop that counts c.
 
-    The term with c is 0, but the compiler cannot know. Otherwise it would compute all descriptors
-    of the tile before the loop, and spill them: at 128 columns 48 registers.
+    The term with c is 0, which the compiler cannot know. Otherwise it would compute all descriptors
+    of the tile before the loop, and spill them: at 128 columns they take 48 registers.
     """
     return tiles.index(slot + gl.minimum(c + 1, 0)).reshape([plan.block, plan.block_d])
 
 
 @gluon.jit
 def scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
-    """Issue k q^T (keys, queries) of the row tile in stage c; wait for it unless none comes."""
+    """Issue k q^T (keys, queries) of the row tile in stage c, once it is full.
+
+    If it is not `there`, do not wait; the result is not used.
+    """
     wait_full(shared.full, c, pred=there)
     q = shared.q.index(c % plan.stages).reshape([M, plan.block_d]).permute((1, 0))
     zero = gl.zeros([GROUP_N, M], gl.float32, layout=S)
@@ -224,14 +242,18 @@ def scores(k_t, c, there, shared, plan: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def next_scores(k_t, c, more, shared, plan: gl.constexpr, S: gl.constexpr):
-    """Issue the scores of the row tile behind stage c. If there are no `more`, issue those of stage
-    c again, for the compiler's sake: it wants no branch around a product."""
+    """Issue the scores of the row tile behind stage c.
+
+    If there are no `more`, issue those of stage c again, and do not use them: the compiler needs a
+    product without a branch around it.
+    """
     return scores(k_t, gl.where(more, c + 1, c), True, shared, plan, S)
 
 
 @gluon.jit
 def skip_row_tile(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.constexpr):
-    """Release stage c, which is full, of a row tile that does not see the group's keys: ds is 0."""
+    """Release stage c, which is full, of a row tile that does not see the group's keys."""
+    # Publish zeros as ds: both groups stay in step, and dq is the same product as elsewhere.
     store_ds(gl.zeros([GROUP_N, M], shared.q.dtype, layout=S), c, shared, cid, plan)
     share_ds(c, shared, cid, plan)
     arrive(shared.empty[cid], c)
@@ -239,7 +261,7 @@ def skip_row_tile(c, shared, cid: gl.constexpr, plan: gl.constexpr, S: gl.conste
 
 @gluon.jit
 def dkdv_place(work, view, kv_heads, order, plan: gl.constexpr):
-    """(coordinates in dk and dv of a group's keys; `split_of` for partial ones, else negative)."""
+    """(coordinates of a group's keys in dk and dv; `split_of`, negative if there is no split)."""
     at = [view.batch, work.batch_kv % kv_heads, view.start_n, 0]
     return at, split_of(work, order, plan)
 
@@ -250,9 +272,11 @@ def store_dkdv(
 ):
     """Store dk and dv of a group's keys at `dkdv_place`, through two tiles in shared memory."""
     at, split = place
+    # Scale once per key tile, rather than in each step.
     if plan.features.dropout:
         dv *= call.keep_scale
     dk *= call.scale
+    # Other programs have the other splits of this column: another kernel adds them up.
     if plan.has_block_list and split >= 0:
         _store_split(dk, 2 * split, call, cid, plan)
         _store_split(dv, 2 * split + 1, call, cid, plan)
@@ -262,6 +286,7 @@ def store_dkdv(
 
 @gluon.jit
 def _store_split(grad, place, call, cid: gl.constexpr, plan: gl.constexpr):
+    """Store partial dk or dv of group cid, fp32, in `Call.splits_ptr`."""
     layout: gl.constexpr = grad.type.layout
     key = cid * GROUP_N + gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, layout))
     column = gl.arange(0, plan.block_d, layout=gl.SliceLayout(0, layout))
@@ -271,6 +296,7 @@ def _store_split(grad, place, call, cid: gl.constexpr, plan: gl.constexpr):
 
 @gluon.jit
 def _store_tiles(dk, dv, dk_out, dv_out, at, dk_tile, dv_tile, plan: gl.constexpr):
+    """Store dk and dv through two tiles in shared memory by the copy engine."""
     D: gl.constexpr = plan.block_d
     # The last store may still be reading the tiles. The fence makes what threads write visible to
     # the copy engine.

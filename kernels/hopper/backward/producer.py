@@ -13,6 +13,7 @@ from .tiles import M, push_work, row_tile_at, work_of_head
 
 @gluon.jit
 def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
+    """Load keys and values of the i-th key tile, once the groups have released the slot."""
     slot = i % plan.kv_stages
     full = shared.kv_full.index(slot)
     wait_empty(shared.kv_empty, i)
@@ -24,8 +25,10 @@ def _load_keys(k, v, shared, i, batch, kv_head, key_tile, plan: gl.constexpr):
 
 @gluon.jit
 def produce(q, k, v, dout, row_stats, shared, queue, counter, order, call, plan: gl.constexpr):
-    """Take key tiles, and load their keys and values and the row tiles (a stage each) that see
-    them: q, dout, and the lse and delta of `row_stats`."""
+    """Body of the producer: load key tiles, and the row tiles that see them, one per stage.
+
+    A row tile is q, dout, and lse and delta of `row_stats`.
+    """
     GROUPS: gl.constexpr = plan.groups
     STEPS: gl.constexpr = plan.block // M
     n_row_tiles = gl.cdiv(call.seq_q, plan.block) * STEPS
@@ -44,13 +47,14 @@ def produce(q, k, v, dout, row_stats, shared, queue, counter, order, call, plan:
             head_work = work_of_head(work, head, h, call, plan)
             next_row_tile = row_tile_at(0, head_work, call, plan)
             for step in range((head_work.end - head_work.first) * STEPS):
+                # Read one row tile ahead: the load of a block list then runs under the waits below.
                 posted = next_row_tile
                 row_tile = number_of(posted, plan)
                 next_row_tile = row_tile_at(step + 1, head_work, call, plan)
                 stage = c % plan.stages
                 full = shared.full.index(stage)
-                # Wait until both groups are done with what this stage held; then `full` expects the
-                # bytes of three copies, at whose end it flips.
+                # Wait until all groups are done with what this stage held. Then `full` expects the
+                # bytes of three copies, and flips when they have arrived.
                 for cid in gl.static_range(GROUPS):
                     wait_empty(shared.empty[cid], c)
                 if plan.has_block_list:
@@ -61,16 +65,19 @@ def produce(q, k, v, dout, row_stats, shared, queue, counter, order, call, plan:
                 stats_at = [(row_tiles + row_tile) * (2 * M)]
                 tma_load(row_stats, stats_at, full, shared.row_stats.index(stage))
                 tma_load(dout, at, full, shared.dout.index(stage))
-                # Keys and values come behind the first queries: their slot may still be in use.
+                # Load keys and values behind the first row tile. Their slot may still be in use,
+                # and the wait for it must not hold up that row tile.
                 if c == begin:
                     _load_keys(k, v, shared, i, batch, kv_head, work.key_tile, plan)
                 c += 1
         if c == begin:
-            # No query attends to these keys (padding, for example). Consumers count key tiles all
-            # the same, so the phases of the slot have to advance.
+            # No query attends to these keys (padding, for example). The groups count this key tile
+            # all the same, so the phases of its slot have to advance.
             wait_empty(shared.kv_empty, i)
             arrive(shared.kv_full, i)
         i += 1
+        # Take the next key tile when all loads of this one are issued. A program processes its work
+        # indices in increasing order, on which the dq semaphores rely.
         work_index = gl.atomic_add(counter, 1, sem="relaxed")
         work = push_work(queue, i, work_index, order, call, plan)
     finish(counter, 1)

@@ -1,12 +1,12 @@
 """Semaphores of dq: programs add to a block in a fixed order, so gradients repeat bit for bit.
 
-A counter in global memory says, for each block of 128 queries or each row tile, how many key tiles
-have added to it. Two warps of each program hide its latency: one waits ahead for the counters of
-the blocks that are coming, the other increments those that the groups have added to.
+A counter in global memory holds, for each block of 128 queries or each row tile, the number of key
+tiles that have added to it. Two warps of each program hide its latency: one waits ahead for the
+counters of the next blocks, the other increments those that the groups have added to.
 
 No deadlock: work indices are handed out in increasing order, and a program only waits for key tiles
-of smaller ones than its own. The smallest that is not done is therefore being processed, and waits
-for nobody.
+with smaller work indices than its own. The smallest that is not done is therefore being processed,
+and waits for nobody.
 """
 
 from typing import NamedTuple
@@ -26,8 +26,8 @@ class DqSemaphore(NamedTuple):
     """The next `plan.dq_stages` accesses of a program to blocks of dq, a ring: from the acquiring
     warp (`granted`) to the groups that add (`added`) to the releasing warp (`published`)."""
 
-    # 1 if other key tiles add to the block before this one, 2 if others do after it, and 4 times
-    # the block; only written if plan.posts_visits, else groups compute it
+    # 1 if other key tiles add to the block before this one, + 2 if others do after it, + 4 times
+    # the block. Written only if plan.posts_visits; otherwise the groups compute it
     visit: gl.shared_memory_descriptor
     granted: gl.shared_memory_descriptor
     added: gl.shared_memory_descriptor
@@ -56,8 +56,8 @@ def run_dq_semaphore(
 ):
     """Body of the acquiring warp of a program, or of the releasing one.
 
-    flags (heads, blocks, UNITS) int32 count the key tiles that have added. Both warps go through
-    the blocks in the order in which the groups visit them.
+    flags (heads, blocks, UNITS) int32 count the key tiles that have added. Both warps process the
+    blocks in the order in which the groups visit them.
     """
     UNITS: gl.constexpr = plan.block // plan.dq_queries  # semaphores of a block
     semaphore = shared.dq_semaphore
@@ -83,7 +83,7 @@ def run_dq_semaphore(
                 slot = t % plan.dq_stages
                 phase = phase_of(t, plan.dq_stages)
                 if ACQUIRE:
-                    # The slot is free when the groups have added in its last use; then wait for
+                    # The slot is free when the groups have added in its last use. Then wait for
                     # the key tiles that add to this block before this one.
                     mbarrier.wait(semaphore.added.index(slot), phase ^ 1)
                     if rank > 0:
@@ -94,7 +94,7 @@ def run_dq_semaphore(
                     arrive(semaphore.granted, t)
                 else:
                     # When the groups have added, let the next key tile have the block. The release
-                    # makes their additions visible to whoever acquires this count.
+                    # makes their additions visible to the program that acquires this count.
                     mbarrier.wait(semaphore.added.index(slot), phase)
                     gl.atomic_xchg(flag, rank + 1, sem="release", scope="gpu")
                     arrive(semaphore.published, t)
@@ -106,8 +106,8 @@ def run_dq_semaphore(
 @gluon.jit
 def _wait_for_rank(flag, rank):
     """Wait until `rank` key tiles have added to the block of this flag."""
-    # Poll with relaxed loads (an atomic addition of 0 is one) and acquire once at the end: an
-    # acquire empties the L1 cache, and with it the registers that were spilled.
+    # Poll with relaxed loads (atomic additions of 0), and acquire once at the end: an acquire
+    # empties the L1 cache, which also holds the spilled registers.
     while gl.atomic_add(flag, 0, sem="acquire", scope="gpu") < rank:
         while gl.atomic_add(flag, 0, sem="relaxed", scope="gpu") < rank:
             pass
@@ -115,14 +115,17 @@ def _wait_for_rank(flag, rank):
 
 @gluon.jit
 def acquire_dq(semaphore, t):
-    """Wait until all earlier key tiles have added where access t of this program does."""
+    """Wait until all earlier key tiles have added to the rows of access t of this program."""
+    # The warp that arrives here has acquired the counter, so their additions are visible.
     wait_full(semaphore.granted, t)
 
 
 @gluon.jit
 def dq_row_tile(semaphore, t, step, work, batch, call, plan: gl.constexpr):
-    """(row tile of a step, once access t is granted; whether other key tiles add to it before this
-    one; whether others do after it)."""
+    """(row tile of a step; whether other key tiles add to it before this one; whether after it).
+
+    Access t, in which the step is, must have been granted.
+    """
     STEPS: gl.constexpr = plan.block // M
     if plan.posts_visits:
         visit = load_scalar(semaphore.visit.index(t % plan.dq_stages))
@@ -139,8 +142,9 @@ def dq_row_tile(semaphore, t, step, work, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def release_dq(semaphore, t):
-    """Let the next key tile have the block: all threads of this group have added in access t."""
-    # Nobody may arrive at `added` for a second round before the releasing warp has seen the first.
+    """Let the next key tile have the block, as this group has added in access t."""
+    # No group may arrive at `added` for a second round before the releasing warp has seen the
+    # first.
     wait_empty(semaphore.published, t)
     thread_barrier()  # one thread arrives for all
     arrive(semaphore.added, t)

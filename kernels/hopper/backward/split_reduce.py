@@ -1,9 +1,9 @@
-"""Split-reduce kernel of the backward pass: dk and dv of the columns of a mask that are split."""
+"""Split-reduce kernel of the backward pass: add up dk and dv of the split columns of a mask."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-ROWS = gl.constexpr(16)  # keys of a program
+ROWS = gl.constexpr(16)  # keys per program
 
 
 @gluon.jit
@@ -11,10 +11,11 @@ def attn_bwd_split_reduce_kernel(
     splits_ptr, cuts_ptr, dk_ptr, dv_ptr, dk_batch, dk_token, dk_head, dv_batch, dv_token, dv_head,
     seq_k, head_dim, n_head, n_heads, plan: gl.constexpr,
 ):  # fmt: skip
-    """Programs (cuts, n_heads, 2, plan.block / ROWS): of dk, then of dv, ROWS keys of a column.
+    """Add up the splits of dk or dv, for ROWS keys of a split column in each program.
 
-    splits (splits, n_heads, 2, plan.block, D) fp32, n_heads those of all batches; cuts (n, 3) as in
-    `kernels.mask.lists.MaskLists`. The splits of a column are added in the order of their rows.
+    Programs are (cuts, n_heads, 2, plan.block / ROWS), dk before dv. splits is (splits, n_heads, 2,
+    plan.block, D) fp32, where n_heads counts the heads of all batches; cuts (n, 3) is as in
+    `kernels.mask.lists.MaskLists`.
     """
     D: gl.constexpr = plan.block_d
     PARTS: gl.constexpr = plan.block // ROWS
@@ -27,6 +28,7 @@ def attn_bwd_split_reduce_kernel(
     d = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, layout)), 0)
     key = gl.load(cut) * plan.block + row
     inside = gl.expand_dims(key < seq_k, 1) & (d < head_dim)
+    # Always in the order of their rows, so that gradients repeat bit for bit.
     total = gl.zeros([ROWS, D], gl.float32, layout=layout)
     for split in range(gl.load(cut + 1), gl.load(cut + 2)):
         tile = ((split * n_heads + batch_head) * 2 + which).to(gl.int64)

@@ -1,8 +1,8 @@
 """Block ranges of the backward pass: which queries a key tile visits, and in which order.
 
 A program owns 128 keys, a group 64 of them. It visits the blocks of 128 queries that see its keys,
-from the first to the last or back, two row tiles of 64 queries at a time. The key tiles that visit
-a block add to its dq one after the other, in the order of their work indices. For a mask in blocks
+from the first to the last or back, as two row tiles of 64 queries each. The key tiles that visit a
+block add to its dq one after the other, in the order of their work indices. Under a mask in blocks
 of 64 a program has one group, and a block is one row tile: `plan.block` is 64, in keys and queries.
 """
 
@@ -19,7 +19,7 @@ from . import plan as backward_plan
 
 M = gl.constexpr(backward_plan.QUERIES)  # queries of a row tile
 GROUP_N = gl.constexpr(backward_plan.KEYS)  # keys of a group
-N = gl.constexpr(backward_plan.BLOCK)  # keys of a program, but for masks in blocks of 64
+N = gl.constexpr(backward_plan.BLOCK)  # keys of a program, except for masks in blocks of 64
 BLOCK = gl.constexpr(backward_plan.BLOCK)
 WORK_FIELDS = gl.constexpr(5)  # of `Work`, in the work queue
 SPLIT = gl.constexpr(mask_schedule.SPLIT_STRIDE)  # the upper bits of an entry number its split
@@ -31,7 +31,7 @@ class Work(NamedTuple):
     key_tile: gl.tensor
     batch_kv: gl.tensor  # batch times key-value heads
     # 1 if the range is visited from its first block on, -1 if from its last one. In a block list:
-    # the position of its entry, and in the upper 16 bits which split of its column it is, from 1 on
+    # the position of its entry, with the number of its split, from 1 on, in the upper 16 bits
     direction: gl.tensor
     first: gl.tensor  # [first, end): blocks of queries, or visits of a block list
     end: gl.tensor
@@ -39,11 +39,10 @@ class Work(NamedTuple):
 
 @gluon.jit
 def block_tiles(block, batch, call, plan: gl.constexpr):
-    """[first, last]: the key tiles that visit a block of queries, never earlier ones for a later
-    block.
+    """[first, last]: key tiles that visit a block of queries. No bound falls from block to block.
 
-    They are those that it sees, and what is between them. A block that sees none is visited by one
-    that it would see without padding and documents, so that its dq is written.
+    They are the tiles that the block sees, and those between them. A block that sees none is
+    visited by one that it would see without padding and documents, so that its dq is written.
     """
     features: gl.constexpr = plan.features
     start = block * BLOCK + call.seq_k - call.seq_q  # the key position of its first query
@@ -71,11 +70,13 @@ def _document_bounds(half_tile, batch, call):
 
 @gluon.jit
 def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
-    """[first, end): the blocks of queries that a key tile visits, the inverse of `block_tiles`,
-    without a block-sparse mask."""
+    """[first, end): blocks of queries that a key tile visits, without a block-sparse mask.
+
+    The inverse of `block_tiles`.
+    """
     features: gl.constexpr = plan.features
     n_blocks = gl.cdiv(call.seq_q, BLOCK)
-    # a block whose last visible key is in this tile begins `ahead` queries on, or later
+    # A block whose last visible key is in this tile begins at query `ahead` or later.
     ahead = key_tile * N - (call.seq_k - call.seq_q)
     first = 0
     end = n_blocks
@@ -85,18 +86,19 @@ def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
         first = gl.where(key_tile == 0, 0, gl.maximum(ahead, 0) // BLOCK)
     if features.window or features.documents:
         if features.window:
-            # of the last query that sees the last key
+            # Number of the last query that sees the last key of the tile.
             reach = (key_tile + 1) * N - 1 - (call.seq_k - call.seq_q) + call.window_size - 1
             end = gl.minimum(gl.maximum(reach + BLOCK, 0) // BLOCK, end)
         if features.documents:
-            # of the second half of the tile
+            # From this query on, all documents begin behind the second half of the tile.
             queries = gl.load(_document_bounds(key_tile * 2 + 1, batch, call) + 1)
             end = gl.minimum(end, gl.cdiv(queries, BLOCK))
         if features.causal or features.window:
             end = gl.maximum(end, gl.minimum(gl.maximum(ahead + BLOCK, 0) // BLOCK, n_blocks))
-        # the last tile is there for those that would see later ones
+        # The last tile that is not all padding also serves blocks that would see later tiles only.
         last = gl.maximum(n_keys_of(batch, call, features) - 1, 0) // N
         end = gl.where(key_tile == last, n_blocks, end)
+    # Tiles of padding visit nothing. Tile 0 always serves blocks that see no key at all.
     if features.lengths:
         there = (key_tile == 0) | (key_tile * N < n_keys_of(batch, call, features))
         end = gl.where(there, end, first)
@@ -105,7 +107,7 @@ def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def _range_entry(position, head, call):
-    """Pointer to the entry of a block list at this position, or of this `Work.direction`."""
+    """Pointer to an entry of a block list, given its position or `Work.direction`."""
     return call.ranges_ptr + (head * call.mask_stride + position % SPLIT * 3)
 
 
@@ -120,8 +122,10 @@ def split_of(work, order, plan: gl.constexpr):
 
 @gluon.jit
 def work_of_head(work, head, h, call, plan: gl.constexpr):
-    """`work` with the block range of the h-th query head of its group, number `head` of all: block
-    lists differ between heads, and `work_of` read that of the first."""
+    """`work` with the block range of the h-th query head of its group, number `head` of all.
+
+    Block lists may differ between heads, and `work_of` has read that of the first.
+    """
     if plan.has_block_list:
         first, end = work.first, work.end
         if h > 0:
@@ -135,8 +139,10 @@ def work_of_head(work, head, h, call, plan: gl.constexpr):
 
 @gluon.jit
 def visit_at(i, work, call, plan: gl.constexpr):
-    """(block, dq schedule) of the i-th visit: the block of queries, in a packed list with its
-    parts, and `dq_rank` of the list; zeros past the end of a list."""
+    """(block of queries, dq schedule) of the i-th visit; zeros past the end of a list.
+
+    In a packed list the block carries its parts. The schedule is the argument of `dq_rank`.
+    """
     if plan.has_block_list:
         visit = call.visits_ptr + 2 * (work.first + i)
         there = work.first + i < work.end
@@ -147,7 +153,7 @@ def visit_at(i, work, call, plan: gl.constexpr):
 
 @gluon.jit
 def row_tile_at(i, work, call, plan: gl.constexpr):
-    """The i-th row tile (packed: its entry) that is visited; 0 past the end of a list."""
+    """Row tile (packed: its entry) of the i-th visit; 0 past the end of a list."""
     STEPS: gl.constexpr = plan.block // M
     if plan.has_block_list:
         block, _ = visit_at(i // STEPS, work, call, plan)
@@ -159,11 +165,11 @@ def row_tile_at(i, work, call, plan: gl.constexpr):
 
 @gluon.jit
 def group_view(work, cid: gl.constexpr, batch, call, plan: gl.constexpr):
-    """View of group cid of the queries that its program visits.
+    """Queries that group cid skips, and queries that see all of its keys.
 
     Returns:
-        (skipped, from, to): how many row tiles the group skips at the beginning, 0 or 1 (in a
-        block list `skips_row_tile` tells), and the queries [from, to) that see all of its keys.
+        (skipped, from, to): number of row tiles that the group skips at the beginning, 0 or 1 (in a
+        block list, use `skips_row_tile`); and the queries [from, to) that see all of its keys.
     """
     features: gl.constexpr = plan.features
     start_n = work.key_tile * plan.block + cid * GROUP_N
@@ -172,6 +178,8 @@ def group_view(work, cid: gl.constexpr, batch, call, plan: gl.constexpr):
     whole_from = 0
     whole_to = call.seq_q + plan.block
     if features.causal:
+        # Keys of the second group come later, so the first row tile may see none of them. In a
+        # reversed range that row tile comes last, and is masked.
         if cid > 0:
             skips = (start_n - diagonal >= work.first * plan.block + M) & (work.end > work.first)
             skipped = gl.where(skips & (work.direction > 0), 1, 0)
@@ -183,6 +191,7 @@ def group_view(work, cid: gl.constexpr, batch, call, plan: gl.constexpr):
     if features.documents:
         bounds = _document_bounds(start_n // GROUP_N, batch, call)
         whole_to = gl.minimum(whole_to, gl.load(bounds))
+    # If some keys do not exist, no query sees all of them: mask every row tile.
     if plan.ragged or features.lengths:
         beyond = start_n + GROUP_N > n_keys_of(batch, call, features)
         whole_from = gl.where(beyond, call.seq_q + plan.block, whole_from)
@@ -191,22 +200,23 @@ def group_view(work, cid: gl.constexpr, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def skips_row_tile(row_tile, key_tile, cid: gl.constexpr, call, plan: gl.constexpr):
-    """Whether no query of a row tile sees a key of group cid under a causal mask."""
+    """Whether, under a causal mask, no query of a row tile sees a key of group cid."""
     start_n = key_tile * plan.block + cid * GROUP_N
     return start_n - (call.seq_k - call.seq_q) >= row_tile * M + M
 
 
 @gluon.jit
 def dq_rank(block, schedule, work, batch, call, plan: gl.constexpr):
-    """(how many key tiles add to a block of queries before this one, how many before the last).
+    """(rank, last): numbers of key tiles that add to a block before this one, and before the last.
 
-    Under a block-sparse mask `visit_at` gives the schedule. There the second number may be too low,
-    but exceeds the first if others add after this one.
+    Under a block-sparse mask they come from the schedule of `visit_at`. There `last` may be too
+    low, but it exceeds the rank if others add after this one.
     """
     if plan.has_block_list:
         return schedule // 2, schedule // 2 + schedule % 2
     else:
         first, last = block_tiles(block, batch, call, plan)
+        # Key tiles add in the order of their work indices (`key_tile_of`).
         rank = work.key_tile - first
         if plan.features.causal:
             rank = gl.where(work.direction > 0, last - work.key_tile, rank)
@@ -215,8 +225,10 @@ def dq_rank(block, schedule, work, batch, call, plan: gl.constexpr):
 
 @gluon.jit
 def work_of(work_index, order, call, plan: gl.constexpr):
-    """The `Work` of a work index, in a block list with the range of the first query head; past the
-    end, the last one."""
+    """`Work` of a work index; past the end, of the last one.
+
+    In a block list its range is that of the first query head.
+    """
     work_index = gl.minimum(work_index, order.n_tiles * order.n_heads - 1)
     key_tile, batch_kv, direction = key_tile_of(work_index, order, call, plan)
     kv_heads = call.n_head // call.group
@@ -230,8 +242,11 @@ def work_of(work_index, order, call, plan: gl.constexpr):
 
 @gluon.jit
 def push_work(queue, i, work_index, order, call, plan: gl.constexpr):
-    """Publish the i-th work index of this program, and return its `Work`. Under a block-sparse mask
-    the queue carries that as well, so that one warp reads the list for all."""
+    """Publish the i-th work index of this program, and return its `Work`.
+
+    Under a block-sparse mask the queue carries the `Work` also, so that one warp reads the list for
+    all.
+    """
     if plan.has_block_list:
         work = work_of(work_index, order, call, plan)
         wait_empty(queue.empty, i)
@@ -247,7 +262,7 @@ def push_work(queue, i, work_index, order, call, plan: gl.constexpr):
 
 @gluon.jit
 def pop_work(queue, i, work_index, order, call, plan: gl.constexpr):
-    """The `Work` of the i-th work index of this program, after a `peek` at it; frees its slot."""
+    """`Work` of the i-th work index of this program, after `peek`. Frees its slot."""
     if plan.has_block_list:
         work = Work(
             load_scalar(slot_of(queue, i, 1)), load_scalar(slot_of(queue, i, 2)),
@@ -265,12 +280,14 @@ def pop_work(queue, i, work_index, order, call, plan: gl.constexpr):
 def key_tile_of(work_index, order, call, plan: gl.constexpr):
     """(key tile, batch times key-value head, `Work.direction`) of a work index.
 
-    The heads of a section are processed together. Under a causal mask their last keys come first:
-    a range begins at the diagonal, so programs that start together follow each other at a distance
-    of a block. In the last section first keys come first, with their ranges reversed, so that no
-    long one starts last. Without a mask first keys come first, and programs soon fall into the
-    distance of a block. Under a block-sparse mask the order is that of its list.
+    The heads of a section are processed together. Under a causal mask their last keys come first.
+    A range begins at the diagonal, so programs that start together follow each other at a distance
+    of one block. In the last section the first keys come first, with their ranges reversed, so that
+    no long range starts last. Without a mask the first keys come first, and programs soon settle at
+    a distance of one block. Under a block-sparse mask the order is that of its list.
     """
+    # `locate` alternates between the heads of a section, from the last tile down. Its tiles are
+    # reversed where key tiles, or positions in a list, have to ascend.
     if plan.has_block_list:
         rest, batch_kv = locate(work_index, order, True)
         position = order.n_tiles - 1 - rest
