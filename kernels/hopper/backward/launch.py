@@ -53,7 +53,7 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
 
 
 def compile_preprocess(plan: BackwardPlan, dtype: torch.dtype, with_dlse: bool) -> Any:
-    """The kernel that runs before it; needs no GPU."""
+    """Compile the kernel that runs before it; needs no GPU."""
     tensor = pointer_type(dtype)
     types = [
         *(tensor, tensor, "*fp32", "*fp32" if with_dlse else None, "*fp32", "*i32"),
@@ -65,7 +65,7 @@ def compile_preprocess(plan: BackwardPlan, dtype: torch.dtype, with_dlse: bool) 
 
 
 def compile_split_reduce(plan: BackwardPlan, dtype: torch.dtype) -> Any:
-    """The kernel that runs after it where columns are split; needs no GPU."""
+    """Compile the kernel that runs after it if columns are split; needs no GPU."""
     tensor = pointer_type(dtype)
     types = ["*fp32", "*i32", tensor, tensor, *["i64"] * 6, *["i32"] * 4]
     divisors = {0: 16, 2: 16, 3: 16, **dict.fromkeys(range(4, 10), 8), 11: 8}
@@ -82,13 +82,13 @@ def attn_bwd(
     dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
     options: AttentionOptions, grads: Sequence[Tensor],
 ) -> None:  # fmt: skip
-    """Launch the kernels of the backward pass, or the portable ones where there is no plan.
+    """Launch the kernels of the backward pass, or the portable ones if there is no plan.
 
     Args:
         dout: (B, T_q, H, D) in the dtype of q; dlse: (B, H, T_q) fp32, or None.
         q, k, v, out, lse: as the forward pass took and returned them.
-        grads: dq, dk and dv, written: of the shapes and dtype of q, k and v, and strides that the
-            copy engine can take.
+        grads: dq, dk and dv, which are written. They have the shapes and dtype of q, k and v, and
+            strides that the copy engine can take.
     """
     launches = {} if options.launches is None else options.launches
     if "backward" not in launches:
@@ -100,22 +100,22 @@ def attn_bwd(
 
 
 class BackwardLaunch:
-    """A launch prepared for calls that differ in their tensors only."""
+    """Prepared launches for calls that differ only in their tensors."""
 
     def __init__(self, q: Tensor, k: Tensor, options: AttentionOptions, plan: BackwardPlan) -> None:
         B, T_q, H, D = q.shape
         T_k, H_kv = k.shape[1:3]
         self._device, self._dtype, self._plan = q.device, q.dtype, plan
         self._kernel = kernel_on(q.device.index, compile_bwd, plan, q.dtype)
-        self._preprocess: dict[bool, Kernel] = {}  # by whether lse has a gradient
+        self._preprocess: dict[bool, Kernel] = {}  # keyed by whether lse has a gradient
         n_row_tiles = -(-T_q // plan.block) * (plan.block // QUERIES)
-        self._row_programs = B * H * n_row_tiles
-        self._row_numbers = T_q, D, H, n_row_tiles
+        self._preprocess_programs = B * H * n_row_tiles
+        self._preprocess_numbers = T_q, D, H, n_row_tiles
         walks, cuts = options.mask_walks, options.mask_cuts
         n_columns = -(-T_k // plan.block)
         n_tiles = n_columns if walks is None else walks.shape[1]
-        # Numbers of 4 bytes in one allocation: sums of dq, lse and delta of rows, flags, splits,
-        # document bounds of key tiles and of query blocks.
+        # Scratch memory in one allocation, as 4-byte numbers: sums of dq, row statistics (lse and
+        # delta), flags, splits, document bounds of key tiles, document bounds of query blocks.
         n_doc_tiles = n_doc_blocks = 0
         if options.doc_start is not None:
             n_doc_tiles, n_doc_blocks = -(-T_k // BLOCK) * (BLOCK // KEYS), -(-T_q // BLOCK)
@@ -126,12 +126,12 @@ class BackwardLaunch:
         sizes = [
             B * H * n_row_tiles * QUERIES * plan.block_d,
             B * H * n_row_tiles * 2 * QUERIES,
-            -(-B * H * n_row_tiles // 4) * 4,  # the splits begin at a multiple of 16 bytes
+            -(-B * H * n_row_tiles // 4) * 4,  # so that splits begin at a multiple of 16 bytes
             n_splits * B * H_kv * 2 * plan.block * plan.block_d,
             B * n_doc_tiles * 2,
             B * n_doc_blocks,
         ]
-        self._n_numbers, self._n_row_numbers = sum(sizes), sizes[1]
+        self._n_scratch, self._n_row_stats = sum(sizes), sizes[1]
         self._offsets = [4 * x for x in itertools.accumulate(sizes[:-1], initial=0)]
         self._programs = min(plan.programs * n_multiprocessors(q.device), n_tiles * B * H_kv)
         self._numbers = (
@@ -164,26 +164,27 @@ class BackwardLaunch:
         device = self._device
         dq, dk, dv = grads
         if options.mask_loops & EMPTY_ROWS:
-            dq.zero_()  # where no key tile comes by
+            dq.zero_()  # no key tile visits the empty rows
         if dlse is not None:
             dlse = dlse.contiguous()
-        scratch = torch.empty(self._n_numbers, dtype=torch.float32, device=device)
+        scratch = torch.empty(self._n_scratch, dtype=torch.float32, device=device)
         start = scratch.data_ptr()
-        sums, rows, flags, splits, doc_tiles, doc_blocks = [start + x for x in self._offsets]
+        sums, row_stats, flags, splits, doc_tiles, doc_blocks = [start + x for x in self._offsets]
         stream = current_stream(device.index)
         q_map, q = self._q_map(q)
         k_map, k = self._k_map(k)
         v_map, v = self._v_map(v)
         dout_map, dout = tile_map(dout if dout.stride(-1) == 1 else dout.contiguous(), QUERIES)
+        # The map of out is not used, but out is then aligned as the preprocess kernel requires.
         _, out = self._out_map(out)
         self._preprocess_kernel(dlse is not None).launch(
-            self._row_programs,
+            self._preprocess_programs,
             stream,
             out.data_ptr(), dout.data_ptr(), lse.data_ptr(),
             *([] if dlse is None else [dlse.data_ptr()]),
-            rows, flags,
+            row_stats, flags,
             *out.stride()[:3], *dout.stride()[:3],
-            *self._row_numbers,
+            *self._preprocess_numbers,
         )  # fmt: skip
         documents = []
         if options.doc_start is not None:
@@ -194,7 +195,7 @@ class BackwardLaunch:
             self._programs,
             stream,
             q_map, k_map, v_map, dout_map,
-            vector_map(rows, self._n_row_numbers, 2 * QUERIES),
+            vector_map(row_stats, self._n_row_stats, 2 * QUERIES),
             self._dq_map(dq)[0], self._dk_map(dk)[0], self._dv_map(dv)[0],
             sums, flags, tile_counters.pair(device, stream).data_ptr(),
             *[x.data_ptr() for x in seed_and_lengths if x is not None],
