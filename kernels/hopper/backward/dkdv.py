@@ -63,7 +63,7 @@ def compute_dkdv(dk_out, dv_out, shared, queue, order, call, cid: gl.constexpr, 
                 dv, dk, pr, dr = warpgroup_mma_wait(1, deps=(dv, dk, pr, dr))
                 arrive(shared.empty[cid], c)
                 c += 1
-            # The scores in flight are those that nobody uses, but they still read shared memory.
+            # The scores still in flight are not used, but they read shared memory until they end.
             st = warpgroup_mma_wait(0, deps=(st,))
         arrive(shared.kv_empty, i)
         place = mma.dkdv_place(work, keys, kv_heads, order, plan)

@@ -125,7 +125,7 @@ def compute_dkdv_dq(
                 dk, dr = hopper.warpgroup_mma_wait(1, deps=(dk, dr))
                 arrive(shared.empty[cid], c)
                 c += 1
-            # The scores in flight are those that nobody uses, but they still read shared memory.
+            # The scores still in flight are not used, but they read shared memory until they end.
             st = hopper.warpgroup_mma_wait(0, deps=(st,))
             # dq of the last step has no later step to run in.
             if n > 0:

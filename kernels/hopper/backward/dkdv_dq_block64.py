@@ -85,14 +85,15 @@ def compute_dkdv_dq_block64(
                         part = dq_gemm(panel, slot, c, shared, plan, S)
                         part, dk, dr = hopper.warpgroup_mma_wait(0, deps=(part, dk, dr))
                     if panel == PANELS - 1:
-                        # Behind the last product of this row tile, so that they run under the
-                        # additions to dq.
+                        # Issue the next scores behind the last product of this row tile: they run
+                        # under the additions to dq.
                         k_t = mma.tile_in_loop(shared.k, slot, c, plan)
                         st = mma.next_scores(k_t, c, step < n - 1, shared, plan, S)
                     _add_part(
                         part, panel, c, row_tile, before, after, view.batch, head,
                         dq, sums_ptr, shared, call, plan,
                     )  # fmt: skip
+                # With two panels, dk has been waited for above.
                 if PANELS == 1:
                     dk, dr = hopper.warpgroup_mma_wait(1, deps=(dk, dr))
                 release_dq(shared.dq_semaphore, c)
@@ -101,7 +102,7 @@ def compute_dkdv_dq_block64(
                 tma.store_wait(0)
                 arrive(shared.empty[0], c)
                 c += 1
-            # The scores in flight are those that nobody uses, but they still read shared memory.
+            # The scores still in flight are not used, but they read shared memory until they end.
             st = hopper.warpgroup_mma_wait(0, deps=(st,))
         place = mma.dkdv_place(work, keys, kv_heads, order, plan)
         # dk and dv leave through the tiles of k and v, which behind this barrier no warp's product

@@ -26,8 +26,8 @@ class DqSemaphore(NamedTuple):
     """The next `plan.dq_stages` accesses of a program to blocks of dq, a ring: from the acquiring
     warp (`granted`) to the groups that add (`added`) to the releasing warp (`published`)."""
 
-    # 1 if other key tiles add to the block before this one, + 2 if others do after it, + 4 times
-    # the block. Written only if plan.posts_visits; otherwise the groups compute it
+    # Sum of 1 if other key tiles add to the block before this one, 2 if others do after it, and 4
+    # times the block. Written only if plan.posts_visits; otherwise the groups compute it
     visit: gl.shared_memory_descriptor
     granted: gl.shared_memory_descriptor
     added: gl.shared_memory_descriptor

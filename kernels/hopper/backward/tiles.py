@@ -98,7 +98,7 @@ def visited_blocks(key_tile, batch, call, plan: gl.constexpr):
         # The last tile that is not all padding also serves blocks that would see later tiles only.
         last = gl.maximum(n_keys_of(batch, call, features) - 1, 0) // N
         end = gl.where(key_tile == last, n_blocks, end)
-    # Tiles of padding visit nothing. Tile 0 always serves blocks that see no key at all.
+    # Tiles of padding visit nothing, except that tile 0 serves a sequence without any key.
     if features.lengths:
         there = (key_tile == 0) | (key_tile * N < n_keys_of(batch, call, features))
         end = gl.where(there, end, first)

@@ -140,8 +140,8 @@ def consume(out, lse_ptr, teams, order, call, number: gl.constexpr, plan: gl.con
     start_m, batch_head, row = row_of(tile, order, call, plan)
     batch = batch_head // call.n_head
     skipped, last, high, whole, low = group_tiles(start_m, row, cid, batch, call, plan)
-    # A team may have no tile at all. Then its producer fills stage 0 alone, with values that nobody
-    # uses: that ends the wait below, but no wait for skipped tiles would end.
+    # A team may have no tile at all. Then its producer fills only stage 0, with values that are not
+    # used: the wait below ends, but a wait for skipped tiles would not.
     more = tile < total
     if plan.skips:
         skipped = gl.where(more, skipped, 0)

@@ -56,7 +56,7 @@ def _load_stage(
     key_tile = number_of(entry, plan)
     stage = c % plan.stages
     # Wait until all groups have released the stage. `full` flips when the expected bytes have
-    # arrived: the copy engine counts them, and no thread waits.
+    # arrived: the copy engine counts them, and the producer does not wait.
     wait_empty(shared.empty, c)
     full = shared.full.index(stage)
     # Only the very first tile has no tile before it, whose values would come with its keys.
@@ -102,8 +102,8 @@ def _produce(q, k, v, shared, queue, tile, counter, order, call, plan: gl.conste
         kv_head = head // call.group
         start_m = row_tile * (plan.groups * M)
         first, end = row_tile_keys(start_m, batch, call, plan)
-        # From the last key tile down: the one that a causal mask cuts is then the first that a
-        # group sees, and its loop over all others has no mask.
+        # From the last key tile down: the tile that a causal mask cuts is then the first that a
+        # group sees, and the loop over all others has no mask.
         for step in range(end - first):
             v_tile = _load_stage(
                 q, k, v, shared, i, c, step, start_m, batch, head, kv_head, end - 1 - step, v_tile,

@@ -97,7 +97,7 @@ def _produce(a, b, ring, tiles, plan: gl.constexpr):
             full = ring.full.index(stage)
             # Only the group that multiplies this tile reads a stage, so it alone empties it.
             wait_empty(ring.empty, c)
-            # `full` flips when both copies have arrived: no thread waits for them.
+            # `full` flips when both copies have arrived; the producer does not wait for them.
             mbarrier.expect(full, a.block_type.nbytes + b.block_type.nbytes)
             tma_load(a, [0, 0, m, step * K], full, ring.a.index(stage))
             b_at = [0, 0, n, step * K] if plan.transposed else [0, 0, step * K, n]

@@ -1,4 +1,4 @@
-"""Which launches share the counters that hand out row tiles."""
+"""Tensor maps, parameters and counters of a launch."""
 
 import struct
 import threading
@@ -47,7 +47,7 @@ def test_each_captured_launch_has_a_pair_of_its_own(capturing):
 
 
 def test_a_graph_that_is_captured_first_keeps_its_own_counters(capturing):
-    """Of a tensor in its memory pool, the graph allows no reference that outlives the call."""
+    """A graph allows no reference to a tensor in its memory pool that outlives the call."""
     counters = TileCounters()
     capturing.append(True)
     pair = weakref.ref(counters.pair(CPU, 1))
@@ -74,7 +74,7 @@ def test_pairs_begin_at_zero_and_aligned_however_many_are_taken(capturing):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """What the driver is asked to encode, newest last."""
+    """Arguments of the tensor maps that the driver encodes, newest last."""
     calls = []
 
     def tensor_map(*arguments):
