@@ -62,6 +62,10 @@ def _of(make: Callable[..., T], *names: str, **named: str) -> Callable[[], T]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "headline": _of(
+        glance.headline,
+        **{name: name for name in ("train_speed", "attention_hopper", "scale_longest")},
+    ),
     "glance": _of(glance.glance_table, **{name: name for name in glance.RESULTS}),
     "provenance": _of(provenance.provenance_table, **{name: name for name in provenance.RESULTS}),
     "train_speed": _of(train_steps.speed_table, "train_speed"),

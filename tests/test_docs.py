@@ -27,7 +27,7 @@ def relative_links(document: Path) -> list[tuple[str, Path]]:
     return [
         (text, document.parent / target.partition("#")[0])
         for text, target in found
-        if not re.match(r"https?:|mailto:|#", target)
+        if not re.match(r"https?:|mailto:|#|\.\./\.\./actions/", target)  # GitHub's own pages
     ]
 
 
@@ -73,7 +73,8 @@ def told(document: Path) -> str:
 
 def prose(text: str) -> str:
     """A page without its code, tables, links' targets, and numbers that were not measured."""
-    code, table, target = r"```.*?```|^    .*?$|`.*?`", r"^\|.*?$", r"\]\(.*?\)"
+    code, target = r"```.*?```|^    .*?$|`.*?`", r"\]\(.*?\)"
+    table = r"<!-- table: .*?<!-- end -->|^\|.*?$"  # generated, a list as well
     others = r"(arXiv|Python)\s[\d.]+"
     return re.sub(f"{code}|{table}|{target}|{others}", "", text, flags=re.DOTALL | re.MULTILINE)
 

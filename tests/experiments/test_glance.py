@@ -54,4 +54,4 @@ def test_each_question_has_two_answers_and_a_place():
     lines = glance.glance_table(**results).splitlines()[2:]
     assert len(lines) == len(glance.LINES)
     for cells in (line.strip("|").split("|") for line in lines):
-        assert len(cells) == 5 and all(cell.strip() for cell in cells)
+        assert len(cells) == 4 and all(cell.strip() for cell in cells)
