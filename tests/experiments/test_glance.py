@@ -27,7 +27,7 @@ def test_accuracies_stand_beside_what_the_ends_alone_give():
         "pathfinder_yardsticks": {"accuracies": accuracies},
     }
     said = glance._accuracies(results, "pathx_dense", 128)
-    assert said == "90.2% and 87.0% (2 seeds); a guess from endpoints alone: 87.5%"
+    assert said == "90.2% and 87.0% (2 seeds); trees that see only endpoints: 87.5%"
 
 
 def test_the_best_peer_is_the_fastest_that_ran():
