@@ -1,1 +1,1 @@
-"""GPTs and classifiers, and what can be said about them without running them."""
+"""GPTs and classifiers, their configurations, parameter and FLOP counts, and import and export."""

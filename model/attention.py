@@ -11,14 +11,14 @@ from kernels.mask.block_mask import BlockSparseMask
 from model.cache import KVCache
 from model.config import BlockConfig
 from model.positions import apply_rotary
-from model.residual import RMS_EPS, Pending, leave, normalise
+from model.residual import RMS_EPS, Pending, defer, normalise
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and what came before, or all tokens.
+    """Multi-head attention: each token attends to itself and earlier ones, or to all tokens.
 
-    `layer`, the index of the block from 0, sets the softmax scale where
-    `config.scale_attn_by_inverse_layer_idx` asks for that.
+    `layer` is the index of the block, from 0. With `config.scale_attn_by_inverse_layer_idx` it sets
+    the softmax scale.
     """
 
     def __init__(self, config: BlockConfig, layer: int, *, causal: bool = True) -> None:
@@ -27,8 +27,8 @@ class SelfAttention(nn.Module):
         self.layer = layer
         self.n_head, self.n_kv_head = config.n_head, config.kv_heads
         self.head_dim = config.head_dim
-        self.sees_all = config.attends_to_all(layer)
-        self.window_size = None if self.sees_all else config.window_size
+        self.full_attention = config.attends_to_all(layer)
+        self.window_size = None if self.full_attention else config.window_size
         self.impl = None if config.attention == "auto" else config.attention
         self.attention_dropout = config.attention_dropout
         self.softmax_scale = 1.0 / math.sqrt(config.head_dim)
@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
         self.out_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.context: ContextGroup | None = None
-        """The processes that share each sequence; None: this one has all of it."""
+        """Processes that each sequence is sharded over; None: this process has all of it."""
 
     def forward(
         self,
@@ -54,35 +54,39 @@ class SelfAttention(nn.Module):
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Pending:
-        """Mix every token with those that it sees.
+        """Compute self-attention and its output projection.
 
         Args:
             x: (B, T, C).
-            rotary: cos and sin, each (T, D/2) or (B, T, D/2), as `apply_rotary` takes them; None
-                leaves q and k alone.
-            mask: which blocks of those; None means all. A layer that attends to all has no use
-                for it.
-            doc_start: (B, T) int32, where each token's document begins; nothing before is seen.
-            kv_lengths: (B,) integers, how many of the T tokens are not padding; None means all.
-            cache: the past that came before x, to which x is appended; None means there was none.
+            rotary: cos and sin for `apply_rotary`, each (T, D/2) or (B, T, D/2); None leaves q and
+                k unrotated.
+            mask: blocks of keys that each block of queries may attend to; None means all. Layers
+                with full attention ignore it.
+            doc_start: (B, T) int32, where each token's document begins. A token does not attend to
+                anything before that.
+            kv_lengths: (B,) integers, the number of tokens in each row that are not padding; None
+                means all T.
+            cache: keys and values of the tokens before x; those of x are appended to it. None means
+                that x is the beginning.
 
-        Where processes share a sequence, x, rotary and doc_start are of the tokens of this one, and
-        mask is that of the whole.
+        If sequences are sharded over processes, x, rotary and doc_start are those of this process's
+        tokens, and mask is that of the whole sequence.
 
         Returns:
-            What is to be added to the residual stream.
+            The output, still to be added to the residual stream.
         """
         B, T, C = x.shape
         qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)
         grouped = self.n_kv_head != self.n_head
         dropout_p = self.attention_dropout if self.training else 0.0
-        # these draw their dropout from torch's generator themselves
+        # sdpa and unfused draw dropout from torch's generator themselves
         seeded = dropout_p > 0.0 and self.impl not in ("sdpa", "unfused")
         options = {
-            # one query sees all keys of its past: nothing to hide, and sdpa can then serve it
+            # A single query attends to all cached keys, so it needs no causal mask. Without one,
+            # sdpa supports this call.
             "causal": self.causal and (cache is None or T > 1),
             "softmax_scale": self.softmax_scale,
-            "mask": None if self.sees_all else mask,
+            "mask": None if self.full_attention else mask,
             "window_size": self.window_size,
             "doc_start": doc_start,
             "kv_lengths": kv_lengths,
@@ -95,7 +99,7 @@ class SelfAttention(nn.Module):
             out = flash_attention_packed(packed, impl=self.impl, **options)
         else:
             heads = (self.n_head, self.n_kv_head, self.n_kv_head)
-            # (B, T, H or H_kv, D) each, views: the kernels read strides
+            # (B, T, H or H_kv, D) each; views, because the kernels support any strides
             q, k, v = qkv.view(B, T, sum(heads), self.head_dim).split(heads, dim=2)
             if self.q_norm is not None and self.k_norm is not None:
                 q = normalise(q, self.q_norm).to(q.dtype)
@@ -103,20 +107,20 @@ class SelfAttention(nn.Module):
             if rotary is not None:
                 q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
             if cache is not None:
-                k, v = cache.append(self.layer, k, v)  # T_k tokens; q stands at the last T
+                k, v = cache.append(self.layer, k, v)  # T_k tokens; q is the last T of them
             if self.context is None:
                 out = flash_attention(q, k, v, return_lse=False, impl=self.impl, **options)
             else:
-                # a seed of its own does for a process, which does all of its queries itself
+                # Each process may draw its own seed, because it computes all of its queries itself.
                 out = context_attention(q, k, v, context=self.context, impl=self.impl, **options)
         branch = linear(out.reshape(B, T, C), self.out_proj.weight)
-        return leave(branch, self.out_proj.bias, self.resid_dropout)
+        return defer(branch, self.out_proj.bias, self.resid_dropout)
 
 
 def _draw_seed(device: torch.device) -> Tensor:
-    """A fresh (1,) int64 seed from torch's own generator.
+    """Draw a (1,) int64 seed from torch's generator.
 
-    It never leaves the device, so it costs no synchronisation and no graph break, and activation
-    checkpointing, which replays torch's generator, recomputes the same dropout mask.
+    The seed stays on the device, so it costs no synchronisation and no graph break. Activation
+    checkpointing replays torch's generator, so it recomputes the same dropout mask.
     """
     return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

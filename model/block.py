@@ -1,4 +1,4 @@
-"""One Transformer block, of which GPTs and classifiers are stacks.
+"""Transformer block, the building unit of GPTs and classifiers.
 
 Shapes: B batch, T tokens, C n_embd.
 """
@@ -15,13 +15,13 @@ from kernels.mask.block_mask import BlockSparseMask
 from model.attention import SelfAttention
 from model.cache import KVCache
 from model.config import BlockConfig
-from model.residual import Pending, add_and_normalise, leave, make_norm
+from model.residual import Pending, defer, make_norm, resolve_and_normalise
 
 INIT_STD = 0.02
 
 
 class MLP(nn.Module):
-    """Two linear layers, wider in between; with a gate the first is two in one."""
+    """Two linear layers with GELU between them, or SwiGLU: then the first one also has the gate."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -33,18 +33,18 @@ class MLP(nn.Module):
         self.recompute = config.recompute_gelu
 
     def forward(self, x: Tensor) -> Pending:
-        """What normalised states (B, T, C) are to add to the residual stream."""
+        """Apply the MLP to normalised states (B, T, C); the output is still to be added."""
         first, second = self.fc_in, self.fc_out
         if self.gated:
             gate, value = linear(x, first.weight, first.bias).chunk(2, dim=-1)
             y = linear(F.silu(gate) * value, second.weight)
         else:
             y = gelu_mlp(x, first.weight, first.bias, second.weight, recompute=self.recompute)
-        return leave(y, second.bias, self.resid_dropout)
+        return defer(y, second.bias, self.resid_dropout)
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each after a normalisation and added to the residual stream."""
+    """Pre-norm block: attention, then MLP, each added to the residual stream."""
 
     def __init__(self, config: BlockConfig, layer: int, *, causal: bool = True) -> None:
         super().__init__()
@@ -64,23 +64,26 @@ class Block(nn.Module):
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> tuple[Tensor, Pending]:
-        """The residual stream x (B, T, C) and what is to be added to it, both ways.
+        """Apply the block to the residual stream x (B, T, C) plus `pending`.
 
-        What follows is as in `SelfAttention`.
+        The other arguments are those of `SelfAttention.forward`.
+
+        Returns:
+            The stream up to the attention's output, and the MLP's output, still to be added.
         """
-        seen = {"mask": mask, "doc_start": doc_start, "kv_lengths": kv_lengths}
-        x, normal = add_and_normalise(x, pending, self.ln_1)
-        pending = self.attn(normal, rotary, cache=cache, **seen)
-        x, normal = add_and_normalise(x, pending, self.ln_2)
+        options = {"mask": mask, "doc_start": doc_start, "kv_lengths": kv_lengths}
+        x, normal = resolve_and_normalise(x, pending, self.ln_1)
+        pending = self.attn(normal, rotary, cache=cache, **options)
+        x, normal = resolve_and_normalise(x, pending, self.ln_2)
         return x, self.mlp(normal)
 
 
 @torch.no_grad()
 def init_linear_and_norm(model: nn.Module, n_layer: int) -> None:
-    """Draw linear layers as GPT-2 does, from torch's global generator; reset norms.
+    """Initialise linear layers as GPT-2 does, from torch's global generator; reset norms.
 
-    Weights are normal with standard deviation 0.02, and 0.02 / sqrt(2 n_layer) where a layer adds
-    to the residual stream, so that its variance does not grow with depth. Biases are 0.
+    Weights are normal with standard deviation 0.02. In layers that add to the residual stream it is
+    0.02 / sqrt(2 n_layer), so that the stream's variance does not grow with depth. Biases are 0.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):

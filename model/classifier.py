@@ -1,7 +1,7 @@
-"""A classifier of texts and images: bidirectional blocks, pooled, and a small head.
+"""Classifier of texts and images: bidirectional blocks, pooling and a small head.
 
-The encoder of Long Range Arena (Tay et al. 2021, arXiv 2011.04006), on the GPT's own block.
-Shapes: B rows, T tokens, C n_embd, N places a token can have.
+This is the encoder of Long Range Arena (Tay et al. 2021, arXiv 2011.04006), built from the GPT's
+blocks. Shapes: B rows, T tokens, C n_embd, N positions.
 """
 
 import math
@@ -13,25 +13,25 @@ from torch.nn import functional as F
 from model.block import INIT_STD, Block, init_linear_and_norm
 from model.classifier_config import ClassifierConfig
 from model.memory import check_memory
-from model.neighbours import begin_local, neighbours
+from model.neighbours import init_local_attention, neighbour_offsets
 from model.positions import (
     axial_rotary_tables,
+    gather_rows,
     rotary_tables,
     row_and_column_waves,
-    rows_at,
     sinusoids,
 )
-from model.residual import add, make_norm, normalise
+from model.residual import make_norm, normalise, resolve
 
 N_WAVES = 8
-"""Of each coordinate under embedding="row_column": the fastest turns once in 4 pixels of 256."""
+"""Waves per coordinate with embedding="row_column". The fastest has a period of 4 pixels in 256."""
 
 
 class TokenEmbedding(nn.Module):
-    """A table of vectors, looked up by a matrix product.
+    """Embedding table that is read by a matmul with one-hot ids.
 
-    With few ids, each stands in many places of a batch: the gradient of a look-up would add them up
-    one by one in the same rows, in an order that varies.
+    With few ids, each one occurs many times in a batch. The gradient of an indexed lookup would add
+    all of these to the same rows one by one, in an order that varies.
     """
 
     def __init__(self, vocab_size: int, width: int) -> None:
@@ -39,7 +39,7 @@ class TokenEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(..., ) ids to (..., C), in the dtype of matrix products."""
+        """Embed ids (...) as (..., C), in the autocast dtype if there is one."""
         dtype = self.weight.dtype
         if torch.is_autocast_enabled(ids.device.type):
             dtype = torch.get_autocast_dtype(ids.device.type)
@@ -48,28 +48,30 @@ class TokenEmbedding(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, *, ordered: bool) -> None:
-        """Independent normal rows, or, if `ordered`, near rows close together.
+        """Draw independent normal rows. With `ordered`, rows of near ids start close together.
 
-        Pixel embeddings that start unrelated must learn from scratch that 254 is nearly 255.
+        Without it, the embeddings of pixels must learn from scratch that 254 is nearly 255.
         """
         nn.init.normal_(self.weight, std=INIT_STD)
         if ordered:
             vocab_size, width = self.weight.shape
             direction = torch.randn(width)
-            share = torch.linspace(0, 1, vocab_size)[:, None]
-            self.weight += share * direction
+            fraction = torch.linspace(0, 1, vocab_size)[:, None]
+            self.weight += fraction * direction
 
 
 class Classifier(nn.Module):
-    """Labels of sequences, or of pairs of them."""
+    """Classifier of sequences, or of pairs of sequences."""
 
     rotary_cos: Tensor
     rotary_sin: Tensor
     place_features: Tensor
 
     def __init__(self, config: ClassifierConfig, *, causal: bool = False) -> None:
-        """Draw the weights; `causal` hides what comes after a token, as where the next one is to be
-        predicted (`model.token_predictor`).
+        """Build the model and draw its weights.
+
+        With `causal`, a token does not attend to later ones. Next-token prediction needs that
+        (`model.token_predictor`).
         """
         super().__init__()
         self.config = config
@@ -85,16 +87,16 @@ class Classifier(nn.Module):
         )
         self.ln_f = make_norm(config)
         pooled = C * (2 if config.pooling == "mean_max" else 1)
-        # of a pair: both, their product and their difference
+        # The head of a pair reads both vectors, their product and their difference.
         pooled *= 4 if config.documents == 2 else 1
         self.head_in = nn.Linear(pooled, config.n_inner)
         self.head_out = nn.Linear(config.n_inner, config.n_classes)
-        # Made once: compiled code cannot build it.
+        # Built here, because compiled code cannot build it.
         self.mask = config.mask.build(config.seq_len)
         self.init_weights()
 
     def _init_positions(self) -> None:
-        """Parameters and tables of constants: what is added to tokens, what turns q and k."""
+        """Create position parameters and constants: those added to tokens, and rotary tables."""
         config = self.config
         rows = columns = places = torch.arange(config.n_positions)
         if config.grid_width is not None:
@@ -114,7 +116,7 @@ class Classifier(nn.Module):
             self._constant("rotary_sin", sin)
 
     def _rotary_at(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Tables for `apply_rotary`. In a sequence, columns are places and rows nothing."""
+        """Build tables for `apply_rotary`; in a sequence, columns are positions, rows unused."""
         config = self.config
         if config.rotary == "sequence":
             return rotary_tables(columns, config.head_dim, base=10_000.0)
@@ -127,10 +129,11 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw every parameter, from torch's global generator."""
+        """Draw all parameters from torch's global generator."""
         config = self.config
         init_linear_and_norm(self, config.n_layer)
-        for layer in (self.head_in, self.head_out):  # no residual stream to keep small
+        # The head does not add to a residual stream, so its weights need not be small.
+        for layer in (self.head_in, self.head_out):
             nn.init.xavier_uniform_(layer.weight)
         self.tok_emb.init_weights(ordered=config.tokens == "intensities")
         if config.embedding == "learned":
@@ -140,57 +143,62 @@ class Classifier(nn.Module):
         if config.local_start:
             for layer, block in enumerate(self.blocks):
                 assert isinstance(block, Block)
-                rows, columns = neighbours(config.n_head, layer, grid=config.rotary == "axial")
-                begin_local(block.attn, *self._rotary_at(-rows, -columns), config.local_start)
+                is_grid = config.rotary == "axial"
+                rows, columns = neighbour_offsets(config.n_head, layer, grid=is_grid)
+                cos, sin = self._rotary_at(-rows, -columns)
+                init_local_attention(block.attn, cos, sin, config.local_start)
 
     def forward(
         self, tokens: Tensor, lengths: Tensor | None = None, places: Tensor | None = None
     ) -> Tensor:
-        """Logits of each example.
+        """Compute the logits of each example.
 
         Args:
-            tokens: (B, T) integers below `config.vocab_size`. T is `config.context_length`; where
-                the mask is dense, a sequence may be shorter, and T any where `places` are given.
-                The documents of an example follow one another.
-            lengths: (B,) int32, at least 1: tokens that are not padding, which comes after them.
-                None: all.
-            places: (B, T), or (T,) for all rows, integers below `config.n_positions`: where each
-                token stands in the whole sequence or image; None: in order. Packed images, whose
-                zero pixels are left out, need them. No two tokens of a row stand at the same place,
-                but for padding.
+            tokens: (B, T) integers below `config.vocab_size`. T is `config.context_length`. With a
+                dense mask, texts may be shorter, and T may be any number if `places` are given. The
+                documents of an example are consecutive rows.
+            lengths: (B,) int32, at least 1: the number of tokens in each row before its padding.
+                None: no padding.
+            places: (B, T), or (T,) for all rows, integers below `config.n_positions`: the position
+                of each token in the whole sequence or image. None: 0 to T - 1. Packed images, which
+                leave out zero pixels, need them. Except for padding, no two tokens of a row may
+                have the same position.
 
         Returns:
             (B / documents, n_classes).
 
         Raises:
-            ValueError: `tokens` are not (B, T), or B no multiple of `config.documents`.
+            ValueError: `tokens` is not (B, T), or B is not a multiple of `config.documents`.
         """
         documents = self.config.documents
         if tokens.shape[0] % documents:
             raise ValueError(
-                f"{tokens.shape[0]} sequences cannot be examples of model.documents="
-                f"{documents} each."
+                f"a batch of {tokens.shape[0]} sequences must be a multiple of model.documents="
+                f"{documents}."
             )
         states = self.encode(self.tok_emb(tokens), lengths, places)
         pooled = self._pool(states, lengths)
         if documents == 2:
-            one, other = pooled[0::2], pooled[1::2]
-            pooled = torch.cat((one, other, one * other, one - other), dim=-1)
+            first, second = pooled[0::2], pooled[1::2]
+            pooled = torch.cat((first, second, first * second, first - second), dim=-1)
         return self.head_out(F.relu(self.head_in(pooled)))
 
     def encode(self, x: Tensor, lengths: Tensor | None, places: Tensor | None) -> Tensor:
-        """The states that are pooled, (B, T, C), from what `tok_emb` makes of tokens, (B, T, C).
+        """Compute the states that `forward` pools, from embedded tokens (B, T, C).
 
-        With a cls, which comes first, (B, 1 + T, C). `lengths` and `places` as in `forward`.
+        `lengths` and `places` are those of `forward`.
+
+        Returns:
+            (B, T, C); with a cls token, which comes first, (B, 1 + T, C).
 
         Raises:
-            ValueError: T is not as `forward` says.
+            ValueError: `forward` does not allow this T.
         """
-        if x.dim() != 3 or not self._takes(x.shape[1], placed=places is not None):
+        if x.dim() != 3 or not self._supports_length(x.shape[1], has_places=places is not None):
             raise ValueError(
                 f"tokens have shape {tuple(x.shape[:-1])} and must be (batch, "
-                f"model.context_length={self.config.context_length}), or fewer of a text where the "
-                "mask is dense."
+                f"model.context_length={self.config.context_length}). Only texts with a dense mask "
+                "may be shorter."
             )
         x, rotary = self._with_positions(x, places)
         if self.config.pooling == "cls":
@@ -198,39 +206,39 @@ class Classifier(nn.Module):
         pending = None
         for block in self.blocks:
             x, pending = block(x, pending, rotary, mask=self.mask, kv_lengths=lengths)
-        return normalise(add(x, pending), self.ln_f)
+        return normalise(resolve(x, pending), self.ln_f)
 
-    def _takes(self, n_tokens: int, *, placed: bool) -> bool:
-        """Whether rows may have so many tokens, with places of their own or in order."""
-        most = self.config.context_length
-        if n_tokens == most or self.mask is not None:
-            return n_tokens == most
-        return placed or (self.config.grid_width is None and 0 < n_tokens < most)
+    def _supports_length(self, n_tokens: int, *, has_places: bool) -> bool:
+        """Return whether rows may have `n_tokens` tokens, with or without explicit `places`."""
+        context_length = self.config.context_length
+        if n_tokens == context_length or self.mask is not None:
+            return n_tokens == context_length
+        return has_places or (self.config.grid_width is None and 0 < n_tokens < context_length)
 
     def _with_positions(
         self, x: Tensor, places: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """The first block's input, and the tables of rotary positions if there are such."""
+        """Return the first block's input, and the rotary tables or None."""
         config = self.config
 
-        def at(table: Tensor) -> Tensor:
+        def lookup(table: Tensor) -> Tensor:
             return table[: x.shape[1]] if places is None else table[places]
 
         if config.embedding == "learned":
-            x = x + (at(self.pos_emb) if places is None else rows_at(self.pos_emb, places))
+            x = x + (lookup(self.pos_emb) if places is None else gather_rows(self.pos_emb, places))
         elif config.embedding == "sinusoidal":
-            x = x + at(self.place_features)
+            x = x + lookup(self.place_features)
         elif config.embedding == "row_column":
-            x = x + self.pos_proj(at(self.place_features))
+            x = x + self.pos_proj(lookup(self.place_features))
         rotary = None
         if config.rotary != "none":
-            rotary = at(self.rotary_cos), at(self.rotary_sin)
+            rotary = lookup(self.rotary_cos), lookup(self.rotary_sin)
         return self.emb_dropout(x), rotary
 
     def _with_cls(
         self, x: Tensor, rotary: tuple[Tensor, Tensor] | None, lengths: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, Tensor | None]:
-        """States, tables and lengths with a cls before each row, which has no position."""
+        """Prepend a cls token, without a position, to the states, rotary tables and lengths."""
         B, _, C = x.shape
         x = torch.cat((self.cls.to(x.dtype).expand(B, 1, C), x), dim=1)
         if rotary is not None:
@@ -241,7 +249,7 @@ class Classifier(nn.Module):
         return x, rotary, None if lengths is None else lengths + 1
 
     def _pool(self, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """(B, T, C) states to (B, C), or (B, 2 C) by mean and max, over what is not padding."""
+        """Pool states (B, T, C) over tokens, without padding: (B, C), or (B, 2 C) by mean_max."""
         pooling = self.config.pooling
         if pooling == "cls":
             return x[:, 0]
@@ -255,12 +263,12 @@ class Classifier(nn.Module):
             else:
                 pooled.append(x.masked_fill(padding, 0.0).sum(1) / lengths[:, None])
         if pooling != "mean":
-            shown = x if padding is None else x.masked_fill(padding, -math.inf)
-            # not amax: its gradient looks for the maximum among values that torch.compile computes
-            # again with another rounding, and is NaN where it finds none
-            pooled.append(shown.max(1).values)
+            masked = x if padding is None else x.masked_fill(padding, -math.inf)
+            # Not amax: its backward pass compares the maximum with values that torch.compile
+            # recomputes with different rounding. Where none is equal, the gradient is NaN.
+            pooled.append(masked.max(1).values)
         return torch.cat(pooled, dim=-1)
 
     def n_params(self) -> int:
-        """Parameters of the model."""
+        """Return the number of parameters."""
         return sum(parameter.numel() for parameter in self.parameters())

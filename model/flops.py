@@ -1,16 +1,16 @@
-"""How much arithmetic a model asks for, and how much of the GPU's peak that is.
+"""FLOPs of a model, and model FLOPs utilisation (MFU).
 
-One multiply and one add are two FLOPs. A forward pass costs a token 2 N for the weights and
-4 L C T for attention, and the backward pass twice that again (Kaplan et al. 2020, arXiv 2001.08361;
+A multiply and an add are two FLOPs. Per token, a forward pass costs 2 N for the weights and 4 L C T
+for attention. The backward pass costs twice as much (Kaplan et al. 2020, arXiv 2001.08361;
 Chowdhery et al. 2022, arXiv 2204.02311, appendix B):
 
     training, full     6 N + 12 L C T     every query times every key
     training, causal   6 N +  6 L C T     half of that, the part a causal model uses
 
-N counts all parameters but learned positions; the embedding counts once, as the tied head, and
-vocabulary padding never. Of attention the share that masks and windows keep counts. nanoGPT and
-torchtitan report "full". At long contexts the two part (1.6x for GPT-2 small at 16K tokens), so we
-always give both.
+N counts all parameters except learned positions and vocabulary padding. The embedding counts once,
+as the tied head. Attention counts only the (query, key) pairs that masks and windows keep. nanoGPT
+and torchtitan report "full". At long contexts the two differ (1.6x for GPT-2 small at 16K tokens),
+so we always report both.
 Shapes: L n_layer, C n_embd, T tokens in a sequence, V vocab.
 """
 
@@ -21,8 +21,8 @@ from functools import cache
 from model.classifier_config import ClassifierConfig
 from model.config import ModelConfig
 
-# dense (no structured sparsity) bf16 tensor-core FLOP/s with float32 accumulation, from the
-# vendor's data sheets; patterns of torch.cuda.get_device_name, the first that matches counts
+# Dense (no structured sparsity) bf16 tensor-core FLOP/s with float32 accumulation, from the
+# vendor's data sheets. Keys match torch.cuda.get_device_name; the first match is used.
 _PEAK_BF16 = {
     r"B200": 2250e12,
     r"H200 NVL": 835e12,
@@ -38,52 +38,52 @@ _PEAK_BF16 = {
     r"RTX 4090(?! D)": 165e12,
     r"RTX 3090(?! Ti)": 71e12,
 }
-# a slice of a GPU, or a slower chip under the name of a faster one
-_NOT_THE_WHOLE_CARD = re.compile(r"\b(MIG|Laptop|Max-Q)\b")
+# A slice of a GPU, or a slower chip with the name of a faster one. Their peak is unknown.
+_PARTIAL_GPU = re.compile(r"\b(MIG|Laptop|Max-Q)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MFU:
-    """Model FLOPs utilisation: the FLOPs a model needs a second over the GPU's peak, 0 to 1."""
+    """Model FLOPs utilisation: model FLOPs per second over the GPU's peak, 0 to 1."""
 
     causal: float
-    """Counting the half of attention that a causal model uses."""
+    """Counts the half of attention that a causal model uses."""
     full: float
-    """Counting attention as if every token saw every other: comparable with most reports."""
+    """Counts attention between all pairs of tokens, as most reports do."""
 
 
 def count_params(config: ModelConfig) -> int:
-    """N: parameters without learned positions and without vocabulary padding."""
+    """Count the parameters (N), without learned positions and vocabulary padding."""
     C, W = config.n_embd, config.mlp_width
     qkv = C + 2 * config.kv_heads * config.head_dim
     fc_in = 2 * W if config.mlp == "swiglu" else W
     linear = qkv * C + C * C + fc_in * C + W * C  # qkv_proj, out_proj, fc_in, fc_out
     biases = qkv + C + fc_in + C if config.bias else 0
-    # of which a block has two, and the model one more
+    # two per block, and one after the last block
     norm = 2 * C if config.bias and config.norm == "layer_norm" else C
     heads = 2 * config.head_dim if config.qk_norm else 0
     layers = config.n_layer * (linear + biases + heads + 2 * norm)
     return config.vocab_size * C + layers + norm
 
 
-@cache  # as a run asks for it with each record
+@cache  # a run needs it for each log record
 def attention_share(config: ModelConfig | ClassifierConfig, layer: int, *, causal: bool) -> float:
-    """The share of dense attention's (query, key) pairs that a layer computes."""
+    """Return the fraction of dense attention's (query, key) pairs that a layer computes."""
     T, W = config.context_length, config.window_size
     if config.attends_to_all(layer):
         return 1.0
     share = config.mask.density(T, causal=causal)
     if W is None or W >= T:
         return share
-    # of a mask and a window both: no more than the smaller of the two
+    # A layer with both a mask and a window computes at most the smaller of the two shares.
     pairs = W * (W + 1) // 2 + (T - W) * W
     return min(share, pairs / (T * (T + 1) // 2))
 
 
 def forward_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
-    """FLOPs of one token's forward pass in a context of T: 2 N + 4 L C T, or 2 N + 2 L C T.
+    """FLOPs per token of a forward pass: 2 N + 4 L C T, or with `causal` 2 N + 2 L C T.
 
-    With `causal`, only the half of attention counts that a causal model uses.
+    `causal` counts only the half of attention that a causal model uses.
     """
     T = config.context_length
     layers = sum(attention_share(config, n, causal=causal) for n in range(config.n_layer))
@@ -92,10 +92,10 @@ def forward_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
 
 
 def train_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
-    """FLOPs of one token's forward and backward pass: 6 N + 12 L C T, or 6 N + 6 L C T.
+    """FLOPs per token of forward and backward: 6 N + 12 L C T, or with `causal` 6 N + 6 L C T.
 
-    What activation checkpointing or FlashAttention computes again is not counted. Arguments as in
-    `forward_flops_per_token`.
+    Recomputation by activation checkpointing or FlashAttention is not counted. The arguments are
+    those of `forward_flops_per_token`.
     """
     return 3.0 * forward_flops_per_token(config, causal=causal)
 
@@ -113,24 +113,24 @@ def classifier_train_flops(config: ClassifierConfig) -> float:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of a GPU by its `torch.cuda.get_device_name`; None if we do not know it."""
-    if _NOT_THE_WHOLE_CARD.search(device_name):
+    """Peak dense bf16 FLOP/s of a GPU, by `torch.cuda.get_device_name`; None if unknown."""
+    if _PARTIAL_GPU.search(device_name):
         return None
-    known = (peak for name, peak in _PEAK_BF16.items() if re.search(rf"\b{name}\b", device_name))
-    return next(known, None)
+    matches = (peak for name, peak in _PEAK_BF16.items() if re.search(rf"\b{name}\b", device_name))
+    return next(matches, None)
 
 
 def hours_at(flops: float, device_name: str, utilisation: float) -> float:
-    """Hours in which a GPU whose peak is known does so many FLOPs at this share of its peak."""
+    """Hours that a GPU of known peak needs for `flops` at `utilisation` (0 to 1) of that peak."""
     peak = peak_flops(device_name)
     assert peak is not None
     return flops / (peak * utilisation) / 3600
 
 
 def mfu(tokens_per_s: float, config: ModelConfig, device_name: str) -> MFU | None:
-    """Share of a GPU's bf16 peak that training at this speed of ONE GPU uses, in both conventions.
+    """MFU of a training speed in tokens per second on ONE GPU, in both conventions.
 
-    None where we do not know the peak of `device_name`, as `torch.cuda.get_device_name` gives it.
+    None if the peak of `device_name` (from `torch.cuda.get_device_name`) is unknown.
     """
     peak = peak_flops(device_name)
     if peak is None:

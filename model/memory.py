@@ -1,4 +1,4 @@
-"""Whether a model can be made at all: what it asks for in vain should not come from the system."""
+"""Check that a model fits into memory, before the system kills the process that allocates it."""
 
 import os
 
@@ -8,13 +8,16 @@ from model.config import BlockConfig
 
 
 def check_memory(config: BlockConfig, rows: int) -> None:
-    """Refuse a model whose float32 weights alone are more than this machine's memory.
+    """Refuse a model whose float32 weights alone exceed this machine's memory.
+
+    A model without storage (device "meta") is never refused.
 
     Args:
-        rows: vectors of n_embd numbers beside the blocks: of tokens, of positions.
+        config: the blocks of the model.
+        rows: number of embedding rows, n_embd wide, of tokens and positions together.
 
     Raises:
-        ValueError: It is; with both numbers. A model without storage (device "meta") never is.
+        ValueError: the weights exceed the memory; the message gives both sizes.
     """
     if torch.get_default_device().type == "meta":
         return
@@ -22,10 +25,10 @@ def check_memory(config: BlockConfig, rows: int) -> None:
     heads = 2 * C + 2 * config.kv_heads * config.head_dim
     mlp = (3 if config.mlp == "swiglu" else 2) * config.mlp_width
     needed = 4 * C * (rows + config.n_layer * (heads + mlp))
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
         raise ValueError(
-            f"a model of model.n_layer={config.n_layer}, model.n_embd={C} and {rows:,} vectors of "
-            f"tokens and positions has {needed / 2**30:,.0f} GiB of weights, and this machine "
-            f"{there / 2**30:,.0f} GiB of memory: make it smaller, or take a larger machine"
+            f"a model with model.n_layer={config.n_layer}, model.n_embd={C} and {rows:,} rows of "
+            f"embeddings has {needed / 2**30:,.0f} GiB of weights, and this machine has "
+            f"{available / 2**30:,.0f} GiB of memory: make it smaller, or use a larger machine"
         )

@@ -1,7 +1,7 @@
-"""The residual stream: what layers add to it, and its normalisation before the next one.
+"""Residual stream: deferred addition of a layer's output, fused with the next normalisation.
 
-A layer does not add its output itself. It leaves it pending, so that one pass over memory adds it
-and normalises the sum, and one goes back.
+A layer does not add its output to the stream itself. It returns the output as pending, and one
+kernel then adds it and normalises the sum: one pass over memory forward, and one backward.
 """
 
 from typing import NamedTuple
@@ -18,46 +18,50 @@ Norm = nn.LayerNorm | nn.RMSNorm
 
 
 class Pending(NamedTuple):
-    """What is yet to be added to the stream: branch + bias."""
+    """Layer output that is still to be added to the residual stream: branch + bias."""
 
     branch: Tensor  # (B, T, C)
     bias: Tensor | None  # (C,)
 
 
-def leave(branch: Tensor, bias: Tensor | None, dropout: nn.Dropout) -> Pending:
-    """What `add_and_normalise` is to add: branch + bias, after dropout."""
+def defer(branch: Tensor, bias: Tensor | None, dropout: nn.Dropout) -> Pending:
+    """Apply dropout to branch + bias, and leave the addition to `resolve_and_normalise`."""
     if dropout.training and dropout.p > 0.0:
         return Pending(dropout(add_bias(branch, bias)), None)
     return Pending(branch, bias)
 
 
-def add(x: Tensor, pending: Pending | None) -> Tensor:
-    """The stream x (B, T, C) with what is pending added to it."""
+def resolve(x: Tensor, pending: Pending | None) -> Tensor:
+    """Add the pending output, if any, to the residual stream x (B, T, C)."""
     return x if pending is None else add_branch(x, *pending)
 
 
 def make_norm(config: BlockConfig) -> Norm:
-    """The normalisation before a layer, over n_embd numbers."""
+    """Build the normalisation before a layer, over n_embd features."""
     if config.norm == "rms_norm":
         return nn.RMSNorm(config.n_embd, eps=RMS_EPS)
     return nn.LayerNorm(config.n_embd, bias=config.bias)
 
 
 def normalise(x: Tensor, norm: Norm) -> Tensor:
-    """The normalisation of x (..., C), under autocast in the dtype of the weight.
+    """Normalise x (..., C); under autocast in the dtype of the weight.
 
-    RMSNorm is x over the root of its mean square: Zhang and Sennrich 2019, arXiv 1910.07467.
+    RMSNorm divides x by its root mean square: Zhang and Sennrich 2019, arXiv 1910.07467.
     """
     if isinstance(norm, nn.LayerNorm):
         return norm(x)
-    wide = x.to(norm.weight.dtype)
-    return F.rms_norm(wide, norm.normalized_shape, norm.weight, norm.eps)
+    x = x.to(norm.weight.dtype)
+    return F.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
 
 
-def add_and_normalise(x: Tensor, pending: Pending | None, norm: Norm) -> tuple[Tensor, Tensor]:
-    """The sum as of `add`, and its normalisation in the dtype of the next layer's products."""
+def resolve_and_normalise(x: Tensor, pending: Pending | None, norm: Norm) -> tuple[Tensor, Tensor]:
+    """Add the pending output, and normalise the sum.
+
+    Returns:
+        The sum, as `resolve` computes it, and its normalisation, in the dtype of the next matmul.
+    """
     if isinstance(norm, nn.RMSNorm):
-        stream = add(x, pending)
+        stream = resolve(x, pending)
         return stream, in_autocast_dtype(normalise(stream, norm).to(stream.dtype))
     branch, bias = pending or (None, None)
     return add_layer_norm(x, branch, bias, norm.weight, norm.bias, eps=norm.eps)

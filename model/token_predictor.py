@@ -1,6 +1,6 @@
-"""A classifier's encoder that predicts tokens, to be trained on examples before their labels are.
+"""Token prediction with a classifier's encoder, to pretrain it on the task's own examples.
 
-Self-pretraining as in Amos, Berant and Gupta, "Never Train From Scratch" (ICLR 2024, arXiv
+This is the self-pretraining of Amos, Berant and Gupta, "Never Train From Scratch" (ICLR 2024, arXiv
 2310.02980). Shapes: B rows, T tokens, C n_embd, V vocab_size.
 """
 
@@ -13,22 +13,23 @@ from model.classifier_config import ClassifierConfig
 
 
 class TokenPredictor(nn.Module):
-    """Logits of the token at each place, or of the one after it.
+    """Predictor of the token at each position, or of the next one.
 
     Attributes:
-        classifier: whose encoder is trained; its head is drawn and left as it is.
-        mask_token: (C,), stands for tokens that are hidden. Only where attention is not causal.
-        tokens_out: states to logits.
+        classifier: the classifier whose encoder is trained. Its head is initialised, not trained.
+        mask_token: (C,), replaces hidden tokens. None if attention is causal.
+        tokens_out: linear layer from states to logits.
     """
 
     def __init__(self, config: ClassifierConfig, *, causal: bool) -> None:
-        """Draw the weights, the classifier's first: with a seed, they are those of it alone.
+        """Build the model and draw its weights.
 
-        Where attention is `causal`, no token is hidden from itself: there is no `mask_token`.
+        The classifier's weights are drawn first, so a seed gives the same ones as for a classifier
+        alone. With `causal` attention tokens are not hidden, so there is no `mask_token`.
         """
         super().__init__()
         self.classifier = Classifier(config, causal=causal)
-        # without a gradient, which DistributedDataParallel would wait for in vain
+        # The head gets no gradient here, and DistributedDataParallel would wait for it forever.
         self.classifier.head_in.requires_grad_(False)
         self.classifier.head_out.requires_grad_(False)
         self.mask_token = None if causal else nn.Parameter(INIT_STD * torch.randn(config.n_embd))
@@ -43,31 +44,30 @@ class TokenPredictor(nn.Module):
         places: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        """Logits of tokens.
+        """Compute the logits of tokens.
 
         Args:
-            tokens: (B, T) integers, as a Classifier takes them.
-            lengths, places: as a Classifier takes them.
-            hidden: (B, T) bool, the tokens in whose stead the model sees `mask_token`, at their
-                places; None: none. Not for causal attention.
+            tokens, lengths, places: those of `Classifier.forward`.
+            hidden: (B, T) bool, tokens whose embedding is replaced by `mask_token`; None: none. Not
+                supported with causal attention.
 
         Returns:
-            (B, T, V), of what stands beyond a row's length too.
+            (B, T, V), also for padding.
 
         Raises:
-            ValueError: `tokens` are not (B, T), or some are hidden where attention is causal.
+            ValueError: `tokens` is not (B, T), or `hidden` is given with causal attention.
         """
         x = self.classifier.tok_emb(tokens)
         if hidden is not None:
             if self.mask_token is None:
                 raise ValueError(
                     "hidden must be None for a TokenPredictor with causal=True, which has no "
-                    "mask_token to put in their stead: make it with causal=False."
+                    "mask_token to replace tokens with. Create it with causal=False."
                 )
             x = torch.where(hidden[..., None], self.mask_token.to(x.dtype), x)
         states = self.classifier.encode(x, lengths, places)
-        return self.tokens_out(states[:, -tokens.shape[-1] :])  # not of a cls
+        return self.tokens_out(states[:, -tokens.shape[-1] :])  # without the cls token
 
     def n_params(self) -> int:
-        """Parameters that are trained."""
+        """Return the number of trained parameters."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)

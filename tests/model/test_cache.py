@@ -81,13 +81,13 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"holds 3 tokens and has room for 4: 2 more.*reset"):
         cache.append(0, *keys_and_values(2))
     k, v = keys_and_values(1)
-    with pytest.raises(ValueError, match=r"\(2, 1, 2, 4\).*takes \(3, 1, 2, 4\).*another one"):
+    with pytest.raises(ValueError, match=r"\(2, 1, 2, 4\).*takes \(3, 1, 2, 4\).*another cache"):
         cache.append(0, k[:2], v[:2])
     with pytest.raises(ValueError, match=r"torch.float64.*takes.*torch.float32"):
         cache.append(0, k.double(), v.double())
-    with pytest.raises(ValueError, match=r"keys with gradients.*torch.no_grad"):
+    with pytest.raises(ValueError, match=r"keys that require gradients.*torch.no_grad"):
         cache.append(0, k.requires_grad_(), v)
-    with pytest.raises(ValueError, match=r"keys with gradients.*torch.no_grad"):
+    with pytest.raises(ValueError, match=r"keys that require gradients.*torch.no_grad"):
         cache.append(0, k.detach(), v.requires_grad_())
     assert cache.length == 3
 

@@ -193,7 +193,7 @@ def test_refuses_other_shapes(ids: torch.Tensor, changes: dict[str, Any]) -> Non
 
 
 def test_refuses_half_a_pair() -> None:
-    with pytest.raises(ValueError, match=r"3 sequences .* model.documents=2"):
+    with pytest.raises(ValueError, match=r"3 sequences must be a multiple of model.documents=2"):
         make(documents=2)(tokens(3))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from model.attention import SelfAttention
 from model.classifier import Classifier
 from model.classifier_config import ClassifierConfig
-from model.neighbours import neighbours
+from model.neighbours import neighbour_offsets
 from model.positions import apply_rotary
 
 W = 8
@@ -44,7 +44,7 @@ def test_every_head_looks_at_its_neighbour(positions: dict[str, Any]) -> None:
         scores = scores_of_biases(model, block.attn)
         torch.testing.assert_close(scores.amax(), torch.tensor(12.0))
         for head, (down, right) in enumerate(
-            zip(*neighbours(4, layer, grid=positions is GRID), strict=True)
+            zip(*neighbour_offsets(4, layer, grid=positions is GRID), strict=True)
         ):
             row, column = places // width + down, places % width + right
             inside = (row >= 0) & (row < T // width) & (column >= 0) & (column < width)
@@ -56,10 +56,10 @@ def test_every_head_looks_at_its_neighbour(positions: dict[str, Any]) -> None:
 
 
 def test_directions_and_distances() -> None:
-    assert torch.equal(neighbours(4, 1, grid=False)[1], torch.tensor([-1, 1, -2, 2]))
-    assert torch.equal(neighbours(4, 5, grid=False)[1], torch.tensor([-4, 4, -8, 8]))
-    assert not neighbours(4, 5, grid=False)[0].any()
-    rows, columns = neighbours(6, 2, grid=True)
+    assert torch.equal(neighbour_offsets(4, 1, grid=False)[1], torch.tensor([-1, 1, -2, 2]))
+    assert torch.equal(neighbour_offsets(4, 5, grid=False)[1], torch.tensor([-4, 4, -8, 8]))
+    assert not neighbour_offsets(4, 5, grid=False)[0].any()
+    rows, columns = neighbour_offsets(6, 2, grid=True)
     assert torch.equal(rows, torch.tensor([-2, 2, 0, 0, -4, 4]))
     assert torch.equal(columns, torch.tensor([0, 0, -2, 2, 0, 0]))
 

@@ -8,7 +8,7 @@ import torch
 from model.cache import KVCache
 from model.config import MaskConfig, ModelConfig
 from model.gpt import GPT
-from model.positions import rows_at
+from model.positions import gather_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -77,7 +77,7 @@ def test_states_with_a_cache_equal_those_without(positions: str, mask: str) -> N
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_rows_at_places_have_the_gradient_of_a_lookup(compiled: bool) -> None:
+def test_gathered_rows_have_the_gradient_of_a_lookup(compiled: bool) -> None:
     torch.compiler.reset()
     B, T, N, C = 7, 131, 256, 48
     table = torch.randn(N, C, device="cuda", requires_grad=True)
@@ -85,7 +85,7 @@ def test_rows_at_places_have_the_gradient_of_a_lookup(compiled: bool) -> None:
     padding = torch.arange(T, device="cuda") >= torch.arange(1, T + 1, 19, device="cuda")[:, None]
     places = places.masked_fill(padding, N - 1)  # where a token may stand, too
     weights = torch.randn(B, T, C, device="cuda").masked_fill(padding[..., None], 0)
-    look_up = torch.compile(rows_at, fullgraph=True) if compiled else rows_at
+    look_up = torch.compile(gather_rows, fullgraph=True) if compiled else gather_rows
     gradients = []
     for rows in (look_up(table, places), table[places]):
         assert torch.equal(rows, table[places])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.config import ModelConfig
 from model.gpt import GPT
-from model.positions import apply_rotary, rotary_tables, rows_at
+from model.positions import apply_rotary, gather_rows, rotary_tables
 
 BASE = 10_000.0
 head_dims = st.integers(1, 64).map(lambda half: 2 * half)
@@ -140,7 +140,7 @@ def test_far_positions_are_as_exact_as_near_ones() -> None:
     st.sampled_from([torch.int32, torch.int64]), st.integers(0, 2**31),
 )  # fmt: skip
 @settings(deadline=None, max_examples=60)
-def test_rows_at_places_have_the_gradient_of_a_lookup(
+def test_gathered_rows_have_the_gradient_of_a_lookup(
     B: int, T: int, empty: int, C: int, dtype: torch.dtype, seed: int
 ) -> None:
     """Rows at some of T + empty places, each row's in an order of its own, then padding."""
@@ -154,7 +154,7 @@ def test_rows_at_places_have_the_gradient_of_a_lookup(
     weights = torch.randn(B, T, C, generator=generator, dtype=torch.float64)
     weights = weights.masked_fill(padding[..., None], 0)
     gradients = []
-    for rows in (rows_at(table, places), table[places]):
+    for rows in (gather_rows(table, places), table[places]):
         assert torch.equal(rows, table[places])
         gradients.append(torch.autograd.grad((rows * weights).sum(), table)[0])
     torch.testing.assert_close(gradients[0], gradients[1])

@@ -6,28 +6,28 @@ from torch import nn
 
 from model.block import Block
 from model.config import ModelConfig
-from model.residual import Pending, add, add_and_normalise, leave
+from model.residual import Pending, defer, resolve, resolve_and_normalise
 
 B, T, C = 2, 7, 32
 
 
-def test_what_is_pending_is_added_once() -> None:
+def test_pending_output_is_added_once() -> None:
     x, branch, bias = torch.randn(B, T, C), torch.randn(B, T, C), torch.randn(C)
-    assert add(x, None) is x
-    assert torch.equal(add(x, Pending(branch, None)), x + branch)
-    assert torch.equal(add(x, Pending(branch, bias)), x + (branch + bias))
+    assert resolve(x, None) is x
+    assert torch.equal(resolve(x, Pending(branch, None)), x + branch)
+    assert torch.equal(resolve(x, Pending(branch, bias)), x + (branch + bias))
     norm = nn.LayerNorm(C)
-    s, normal = add_and_normalise(x, Pending(branch, bias), norm)
+    s, normal = resolve_and_normalise(x, Pending(branch, bias), norm)
     assert torch.equal(s, x + (branch + bias))
     assert torch.equal(normal, norm(s))
 
 
-def test_dropout_takes_the_bias_too() -> None:
+def test_dropout_includes_the_bias() -> None:
     branch, bias = torch.zeros(B, T, C), torch.ones(C)
-    dropped = leave(branch, bias, nn.Dropout(0.5))
+    dropped = defer(branch, bias, nn.Dropout(0.5))
     assert dropped.bias is None
     assert set(dropped.branch.unique().tolist()) == {0.0, 2.0}
-    for kept in (leave(branch, bias, nn.Dropout(0.0)), leave(branch, bias, nn.Dropout(0.5).eval())):
+    for kept in (defer(branch, bias, nn.Dropout(0.0)), defer(branch, bias, nn.Dropout(0.5).eval())):
         assert kept.branch is branch and kept.bias is bias
 
 
@@ -41,9 +41,9 @@ def test_a_block_is_attention_and_mlp_each_behind_a_norm(dropout: float, bias: b
         nn.init.normal_(parameter, std=0.3)
     x = torch.randn(B, T, C, dtype=torch.float64)
     torch.manual_seed(1)
-    actual = add(*block(x, None))
+    actual = resolve(*block(x, None))
     torch.manual_seed(1)
-    expected = add(x, block.attn(block.ln_1(x)))
-    expected = add(expected, block.mlp(block.ln_2(expected)))
+    expected = resolve(x, block.attn(block.ln_1(x)))
+    expected = resolve(expected, block.mlp(block.ln_2(expected)))
     torch.testing.assert_close(actual, expected)
     assert (actual - x).abs().mean() > 0.1
