@@ -1,4 +1,4 @@
-"""The shape of a classifier of sequences and images."""
+"""Configuration of the classifier of sequences and images."""
 
 import math
 from dataclasses import dataclass
@@ -12,49 +12,50 @@ from model.config import MAX_CONTEXT, MAX_WIDTH, BlockConfig, check_positive
 class ClassifierConfig(BlockConfig):
     """A bidirectional encoder with a pooled head; the defaults are the Transformer of Table 3.
 
-    Two layers of width 64 with two heads: the model of Xiong et al. 2021 (Nystromformer, arXiv
-    2102.03902), which the FlashAttention paper's Long Range Arena follows (appendix E.3).
+    It has two layers of width 64 with two heads: the model of Xiong et al. 2021 (Nystromformer,
+    arXiv 2102.03902), which the FlashAttention paper uses for Long Range Arena (appendix E.3).
 
     Raises:
-        ValueError: a field, or two fields together, that no model can be built from.
+        ValueError: a field is invalid, or two fields contradict each other.
     """
 
     vocab_size: int
-    """Token ids that the model knows: at least as many as the data have."""
+    """Number of token ids: at least that of the data."""
     n_classes: int
-    """Labels to tell apart: as many as the data have."""
+    """Number of labels: that of the data."""
     context_length: int
-    """Tokens of an example, padding included: at least those of the longest image; longer texts are
-    cut."""
+    """Tokens in an example, including padding: at least those of the longest image. Longer texts
+    are truncated."""
     n_layer: int = 2
     n_head: int = 2
     n_embd: int = 64
     n_inner: int = 128
     """Width of the MLP between its two layers."""
     tokens: Literal["symbols", "intensities"] = "symbols"
-    """symbols: embeddings start unrelated. intensities: those of near values start close by, as
-    pixels of an image."""
+    """symbols: embeddings start unrelated. intensities: embeddings of near values start close
+    together, for pixels of an image."""
     grid_width: int | None = None
-    """Pixels in a row of a square image; null where the tokens are a text."""
+    """Pixels in a row of a square image; null for text."""
     embedding: Literal["none", "learned", "sinusoidal", "row_column"] = "learned"
-    """What is added to the embedded tokens: a learned vector a position, sinusoids of it, or
-    learned combinations of waves over the row and the column (`row_and_column_waves`)."""
+    """Position embedding that is added to the tokens. learned: a vector per position. sinusoidal:
+    sinusoids of the position. row_column: learned combinations of waves over the row and the column
+    (`row_and_column_waves`)."""
     rotary: Literal["none", "sequence", "axial"] = "none"
-    """How queries and keys are turned: by their position in the sequence, or by row and column."""
+    """Rotary embedding of queries and keys. sequence: by position in the sequence. axial: by row
+    and column."""
     min_wavelength: float = 4.0
-    """rotary=axial only: pixels in which the fastest pair turns once."""
+    """rotary=axial only: period of the fastest pair, in pixels."""
     max_wavelength: float = 1024.0
-    """rotary=axial only: pixels in which the slowest pair turns once."""
+    """rotary=axial only: period of the slowest pair, in pixels."""
     local_start: float = 0.0
-    """With rotary positions: the score by which each head begins by looking at a neighbour, more
-    narrowly the higher it is (`model.neighbours`). 0: all heads begin by looking everywhere
-    alike."""
+    """With rotary positions, each head starts by attending to one neighbour with this attention
+    score (`model.neighbours`); a higher score is a narrower focus. 0: heads start with uniform
+    attention."""
     pooling: Literal["mean", "max", "mean_max", "cls"] = "mean"
-    """How an example's tokens become one vector: their mean, their max, or both side by side,
-    padding left out; or, with cls, a token of its own before the others."""
+    """How the tokens of an example become one vector. mean, max, mean_max: their mean, their max,
+    or both concatenated, without padding. cls: an extra token before the others."""
     documents: int = 1
-    """Sequences that an example consists of: 1, or 2 that are encoded apart and compared by the
-    head."""
+    """Sequences in an example: 1, or 2 that are encoded separately and compared by the head."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,26 +74,29 @@ class ClassifierConfig(BlockConfig):
         else:
             check_positive(self, "model", "grid_width", most=2**15)
         if not 0.0 <= self.local_start < math.inf:
-            raise ValueError(f"model.local_start={self.local_start} must be a number from 0 on.")
+            raise ValueError(
+                f"model.local_start={self.local_start} must be a finite number of at least 0."
+            )
         if self.local_start and self.rotary == "none":
             raise ValueError(
-                f"model.local_start={self.local_start} is made of rotary positions: set "
+                f"model.local_start={self.local_start} requires rotary positions: set "
                 "model.rotary to sequence or axial, or leave it 0."
             )
         if self.local_start and self.pooling == "cls":
             raise ValueError(
-                f"model.local_start={self.local_start} would have the cls begin by seeing the "
-                "first tokens alone: set model.pooling to mean, max or mean_max, or leave it 0."
+                f"model.local_start={self.local_start} would make the cls token start by attending "
+                "only to the first tokens: set model.pooling to mean, max or mean_max, or leave it "
+                "0."
             )
         for name in ("n_kv_head", "qk_norm"):
             if self.local_start and getattr(self, name):
                 raise ValueError(
-                    f"model.local_start={self.local_start} is made of biases of queries and keys "
-                    f"head by head: leave model.{name} out, or model.local_start=0."
+                    f"model.local_start={self.local_start} requires biases of queries and keys for "
+                    f"each head: leave out model.{name}, or set model.local_start=0."
                 )
         if self.local_start and not self.bias:
             raise ValueError(
-                f"model.local_start={self.local_start} is made of biases of queries and keys: set "
+                f"model.local_start={self.local_start} requires biases of queries and keys: set "
                 "model.bias=true, or leave it 0."
             )
         multiple = {"none": 1, "sequence": 2, "axial": 4}[self.rotary]
@@ -105,7 +109,7 @@ class ClassifierConfig(BlockConfig):
             raise ValueError(f"model.n_embd={self.n_embd} must be even for sinusoidal positions.")
         if not 0 < self.min_wavelength < self.max_wavelength:
             raise ValueError(
-                f"model.min_wavelength={self.min_wavelength} must lie between 0 and "
+                f"model.min_wavelength={self.min_wavelength} must be between 0 and "
                 f"model.max_wavelength={self.max_wavelength}."
             )
 
@@ -116,10 +120,10 @@ class ClassifierConfig(BlockConfig):
 
     @property
     def n_positions(self) -> int:
-        """Places that a token can have: pixels of the image, or tokens of the text."""
+        """Number of positions: pixels of the image, or tokens of the text."""
         return self.context_length if self.grid_width is None else self.grid_width**2
 
     @property
     def seq_len(self) -> int:
-        """Tokens that attention sees in a row: with a cls, one more than context_length."""
+        """Sequence length in attention: context_length, plus one for a cls token."""
         return self.context_length + (self.pooling == "cls")

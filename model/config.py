@@ -1,4 +1,4 @@
-"""The shape of a model and what its layers do. This needs no PyTorch."""
+"""Model configuration: sizes, layers and attention. Importing it does not load PyTorch."""
 
 import math
 from dataclasses import dataclass, field
@@ -22,42 +22,43 @@ GPT2_SIZES: dict[str, dict[str, Any]] = {
 }
 """GPT-2 as released (Radford et al. 2019); use as `ModelConfig(**GPT2_SIZES["medium"])`."""
 
-# Far above what is trained anywhere, and low enough that nothing is allocated for a slip.
+# Far above any model that is trained, but low enough to catch a typo before memory is allocated.
 MAX_WIDTH = 2**20
 MAX_CONTEXT = 2**30  # positions are int32 in the kernels
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskConfig:
-    """Which keys a layer visits: all that the causal mask leaves, or a pattern of blocks of them.
+    """Dense attention, or a block-sparse pattern of keys; both may also be causal.
 
-    The butterfly is that of block-sparse FlashAttention (arXiv 2205.14135, section 3.3); what the
-    others are, `kernels.mask.patterns` says. A window and global blocks are added to each by OR.
-    Under a causal mask the butterfly alone leaves some blocks that no path of layers connects
-    (block 2 sees neither 1 nor a block that does); a window of two mends that.
+    The butterfly is that of block-sparse FlashAttention (arXiv 2205.14135, section 3.3).
+    `kernels.mask.patterns` defines the others. Every pattern also includes the window and the
+    global blocks. The window matters for a causal butterfly: alone, it leaves pairs of blocks that
+    no path through the layers connects (block 2 attends neither to 1 nor to a block that does). A
+    window of two connects them.
 
     Raises:
-        ValueError: a field that no mask can be built from.
+        ValueError: a field is invalid.
     """
 
     pattern: Literal["dense", "butterfly", "strided", "random", "window", "global"] = "dense"
-    """Which keys attention visits. dense: all, or all up to the query where it is causal. Others:
-    block i of queries sees some blocks of keys, far fewer on long sequences: those of the window,
-    the global ones, and with butterfly those whose number differs from i in one bit, with strided
-    each stride_blocks-th, with random random_blocks of all; window and global add no more."""
+    """Keys that attention visits. dense: all, or if causal all up to the query. The others are
+    block-sparse: block i of queries attends to the window, the global blocks, and with butterfly to
+    blocks whose number differs from i in one bit, with strided to every stride_blocks-th, with
+    random to random_blocks of them. window and global add nothing else."""
     block_size: int = 128
     """Not dense: tokens in a block, 16, 32, 64, 128 or 256."""
     window_blocks: int = 2
-    """Not dense: block i also sees the window_blocks - 1 blocks before it; 1 adds none."""
+    """Not dense: block i also attends to the window_blocks - 1 blocks before it; 1 adds none."""
     global_blocks: int = 1
-    """Not dense: so many blocks, the first ones, are seen by all, and see all; 0 for none."""
+    """Not dense: the first N blocks attend to all blocks, and all blocks to them; 0 for none."""
     stride_blocks: int = 8
-    """Strided only: block i sees i - stride_blocks, i - 2 * stride_blocks and so on."""
+    """Strided only: block i attends to i - stride_blocks, i - 2 * stride_blocks and so on."""
     random_blocks: int = 3
-    """Random only: so many blocks are drawn for each; where attention is causal, those behind it
-    stay hidden."""
+    """Random only: blocks drawn for each block of queries. If attention is causal, later ones stay
+    hidden."""
     random_seed: int = 0
-    """Random only: which they are, from 0 on."""
+    """Random only: seed of the drawn blocks, at least 0."""
 
     def __post_init__(self) -> None:
         check_choices(self, "model.mask")
@@ -74,11 +75,15 @@ class MaskConfig:
     def build(
         self, seq_len: int, *, within: int = 0, last_query_only: bool = False
     ) -> "BlockSparseMask | None":
-        """The mask for seq_len queries and keys, the same object each time; None if dense.
+        """Build the mask for seq_len queries and keys; None if dense.
 
-        It is the beginning of that for `within` tokens, a model's context: what is drawn for a
-        block depends on how many there are. With `last_query_only`, as generation asks for it, one
-        for the last of the queries alone.
+        Equal arguments return the same object.
+
+        Args:
+            seq_len: number of queries and of keys.
+            within: context length of the model. The mask is cut from the one for this many tokens,
+                because the random pattern depends on the number of blocks.
+            last_query_only: mask of the last query only, for generation.
         """
         if self.pattern == "dense":
             return None
@@ -86,7 +91,7 @@ class MaskConfig:
         return _mask(self, n_blocks, n_drawn, last_query_only)
 
     def density(self, seq_len: int, *, causal: bool) -> float:
-        """The share of dense attention's (query, key) pairs that the mask keeps."""
+        """Return the fraction of dense attention's (query, key) pairs that the mask keeps."""
         mask = self.build(seq_len)
         return 1.0 if mask is None else mask.density(seq_len, seq_len, causal=causal)
 
@@ -95,7 +100,7 @@ class MaskConfig:
 def _mask(
     config: MaskConfig, n_blocks: int, n_drawn: int, last_query_only: bool
 ) -> "BlockSparseMask":
-    # here, as a configuration is checked before PyTorch is loaded
+    # Imported here, because configurations are checked before PyTorch is loaded.
     from kernels.mask import patterns
     from kernels.mask.block_mask import BlockSparseMask
 
@@ -115,53 +120,53 @@ def _mask(
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """The stack of blocks that a GPT and a classifier share.
+    """Settings of the stack of blocks, common to GPTs and classifiers.
 
     Raises:
-        ValueError: a field, or two fields together, that no model can be built from.
+        ValueError: a field is invalid, or two fields contradict each other.
     """
 
     n_layer: int = 12
     """Transformer blocks, one after the other."""
     n_head: int = 12
-    """Attention heads in a block. Each is n_embd / n_head wide, which must be a whole number of at
-    most 256."""
+    """Attention heads per block. The head size n_embd / n_head must be a whole number of at most
+    256."""
     n_embd: int = 768
-    """Width of the residual stream: numbers that stand for one token between two blocks."""
+    """Width of the residual stream: features per token."""
     dropout: float = 0.0
-    """Dropout rate of the embeddings and of what each layer adds to the residual stream, from 0 to
-    below 1."""
+    """Dropout rate of the embeddings and of each layer's output, from 0 to below 1."""
     attention_dropout: float = 0.0
     """Dropout rate of the attention probabilities, from 0 to below 1."""
     attention: Attention = "auto"
-    """Who computes attention. auto: our kernels on a GPU, PyTorch's on a CPU where it serves.
-    triton: our kernels, on a GPU. sdpa: PyTorch's. reference: ours in plain PyTorch, anywhere.
-    unfused: as before FlashAttention, with all scores in memory."""
+    """Implementation of attention. auto: our kernels on a GPU, PyTorch's on a CPU if it supports
+    the call. hopper: our kernels for H100 and H200. triton: our portable kernels, on a GPU. sdpa:
+    PyTorch's. reference: ours in plain PyTorch, anywhere. unfused: with all scores in memory, as
+    before FlashAttention."""
     n_kv_head: int | None = None
-    """Heads of keys and values, each of which n_head / n_kv_head heads of queries share (grouped
-    queries): a smaller cache. null: n_head."""
+    """Number of key and value heads (grouped-query attention): n_head / n_kv_head query heads share
+    each one, which makes the cache smaller. null: n_head."""
     window_size: int | None = None
-    """Tokens that a token sees, itself and those before it; where attention is not causal, so many
-    on either side, itself counted on both. null: no window."""
+    """Sliding window: tokens that a token attends to, itself and earlier ones. If attention is not
+    causal, the same number on either side, itself counted on both. null: no window."""
     full_every: int = 0
-    """Every so many layers one attends to all tokens, without window_size and mask: 4 is three
-    layers with them and then one without. 0: all layers have them."""
+    """Every N-th layer attends to all tokens, without window_size and mask: 4 is three layers with
+    them, then one without. 0: all layers have them."""
     qk_norm: bool = False
-    """Whether queries and keys of each head are normalised (RMSNorm), which bounds the scores."""
+    """Normalise the queries and keys of each head (RMSNorm), which bounds the scores."""
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
-    """How what goes into a layer is normalised: LayerNorm, or RMSNorm, which subtracts no mean and
-    adds no bias."""
+    """Normalisation of each layer's input: LayerNorm, or RMSNorm, which does not subtract the mean
+    or add a bias."""
     mlp: Literal["gelu", "swiglu"] = "gelu"
-    """What the MLP does between its linear layers: GELU, or a product of SiLU and a gate, in a
-    width that gives as many parameters (Shazeer 2020, arXiv 2002.05202)."""
+    """MLP between its linear layers: GELU, or SwiGLU at a width with about as many parameters
+    (Shazeer 2020, arXiv 2002.05202)."""
     mask: MaskConfig = field(default_factory=MaskConfig)
-    """Dense attention, or a pattern of blocks."""
+    """Dense attention, or a block-sparse pattern."""
     recompute_gelu: bool = True
-    """GELU only: compute it again in the backward pass rather than keep it: less memory, at the
-    price of one more write in a pass over it."""
+    """GELU only: recompute it in the backward pass instead of storing it. This saves memory, but
+    one pass over the MLP's activations writes once more."""
     bias: bool = True
-    """Whether the blocks' linear layers, and LayerNorms, add a bias, as GPT-2's do. Without one, as
-    nanoGPT trains, a step is a little faster."""
+    """Use biases in the blocks' linear layers and LayerNorms, as GPT-2 does. Without them, as in
+    nanoGPT, a step is slightly faster."""
     scale_attn_by_inverse_layer_idx: bool = False
     """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
 
@@ -172,49 +177,49 @@ class BlockConfig:
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(
                     f"model.{name}={getattr(self, name)} is a rate: it must be at least 0 and "
-                    "below 1."
+                    "less than 1."
                 )
         check_choices(self, "model")
         if self.n_embd % self.n_head:
             raise ValueError(
                 f"model.n_embd={self.n_embd} must be divisible by model.n_head={self.n_head}: "
-                "every head takes an equal share of the width."
+                "all heads have the same width."
             )
         if self.head_dim > MAX_HEAD_DIM:
             raise ValueError(
                 f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
-                f"{self.head_dim}, and the attention kernels take at most {MAX_HEAD_DIM}: "
+                f"{self.head_dim}, and the attention kernels support at most {MAX_HEAD_DIM}: "
                 f"raise model.n_head to {math.ceil(self.n_embd / MAX_HEAD_DIM)} or more."
             )
         if self.attention in ("sdpa", "unfused"):
-            for name, value, no in (
+            for name, value, default in (
                 ("mask.pattern", self.mask.pattern, "dense"),
                 ("window_size", self.window_size, None),
             ):
-                if value != no:
+                if value != default:
                     raise ValueError(
-                        f"model.{name}={value} with model.attention={self.attention}: it knows no "
-                        "such masks, use model.attention=auto or triton."
+                        f"model.{name}={value} is not supported with model.attention="
+                        f"{self.attention}: use model.attention=auto or triton."
                     )
         self._check_heads_and_windows()
 
     def _check_heads_and_windows(self) -> None:
         if self.n_kv_head is not None and (self.n_kv_head < 1 or self.n_head % self.n_kv_head != 0):
             raise ValueError(
-                f"model.n_kv_head={self.n_kv_head} must divide model.n_head={self.n_head}: as many "
-                "heads of queries share each."
+                f"model.n_kv_head={self.n_kv_head} must divide model.n_head={self.n_head}: all key "
+                "and value heads serve the same number of query heads."
             )
         if self.window_size is not None:
             check_positive(self, "model", "window_size", most=MAX_CONTEXT)
         if self.full_every < 0 or self.full_every == 1:
             raise ValueError(
-                f"model.full_every={self.full_every} must be 0, or a number of layers of at least "
-                "2, the last of which attends to all tokens."
+                f"model.full_every={self.full_every} must be 0, or at least 2: every N-th layer "
+                "attends to all tokens."
             )
         if self.full_every and self.window_size is None and self.mask.pattern == "dense":
             raise ValueError(
-                f"model.full_every={self.full_every} has no effect where all layers attend to all "
-                "tokens: leave it out, or set model.window_size or model.mask.pattern."
+                f"model.full_every={self.full_every} has no effect, because all layers attend to "
+                "all tokens: leave it out, or set model.window_size or model.mask.pattern."
             )
 
     @property
@@ -224,19 +229,21 @@ class BlockConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.n_head if self.n_kv_head is None else self.n_kv_head
 
     @property
     def mlp_width(self) -> int:
-        """Width of the MLP between its layers: GPT-2's four times n_embd, or with a gate two
-        thirds of that, rounded up to a multiple of 64."""
+        """Width of the MLP between its layers.
+
+        4 n_embd as in GPT-2, or for SwiGLU two thirds of that, rounded up to a multiple of 64.
+        """
         if self.mlp == "gelu":
             return 4 * self.n_embd
         return -(-8 * self.n_embd // (3 * 64)) * 64
 
     def attends_to_all(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, has neither window nor mask."""
+        """Return whether a layer, counted from 0, has neither a window nor a mask."""
         if self.full_every and (layer + 1) % self.full_every == 0:
             return True
         return self.window_size is None and self.mask.pattern == "dense"
@@ -247,29 +254,30 @@ class ModelConfig(BlockConfig):
     """A decoder; the defaults are GPT-2 small.
 
     Raises:
-        ValueError: a field, or two fields together, that no model can be built from.
+        ValueError: a field is invalid, or two fields contradict each other.
     """
 
     vocab_size: int = 50_257
-    """Token ids that the model knows, and logits that it gives. Leave it out of a configuration:
-    training takes as many as the tokenizer of data.path has."""
+    """Number of token ids and logits. Leave it out of a configuration: training uses the vocabulary
+    size of data.path's tokenizer."""
     vocab_multiple: int = 64
-    """The embedding table is padded to a multiple of this many rows, because GPUs multiply such
-    shapes faster. Padding never appears in the logits; 1 turns it off."""
+    """Pad the embedding table to a multiple of this many rows, because GPUs multiply such shapes
+    faster. Padding never appears in the logits; 1 turns it off."""
     context_length: int = 1024
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
     positions: Literal["learned", "rotary"] = "learned"
-    """How the model knows where a token stands. learned: a vector for each position, as in GPT-2.
-    rotary: queries and keys are turned by their position (RoPE)."""
+    """Position embedding. learned: a vector for each position, as in GPT-2. rotary: queries and
+    keys are rotated by their position (RoPE)."""
     residual_in_fp32: bool = False
-    """Where activations are in bfloat16, keep what all layers add up to in float32 all the same,
-    as autocast alone does: a step then takes longer, and more memory."""
+    """Keep the residual stream in float32 even if activations are bfloat16, as autocast alone does.
+    A step then takes more time and memory."""
     rope_base: float = DEFAULT_ROPE_BASE
     """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens. A larger
-    one prepares a trained model for longer contexts (Xiong et al. 2023, arXiv 2309.16039)."""
+    base prepares a trained model for longer contexts (Xiong et al. 2023, arXiv 2309.16039)."""
     rope_scaling: float = 1.0
-    """Rotary only: positions are divided by this. New context over trained context keeps them
-    within the range of training (position interpolation, Chen et al. 2023, arXiv 2306.15595)."""
+    """Rotary only: divide positions by this. New context length over trained context length keeps
+    positions within the trained range (position interpolation, Chen et al. 2023, arXiv
+    2306.15595)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -290,27 +298,27 @@ class ModelConfig(BlockConfig):
         if self.head_dim % 2:
             raise ValueError(
                 f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
-                f"{self.head_dim}, and model.positions=rotary turns pairs: choose an even size."
+                f"{self.head_dim}, and model.positions=rotary rotates pairs: choose an even size."
             )
         if not 1.0 < self.rope_base < math.inf:
             raise ValueError(
-                f"model.rope_base={self.rope_base} must be a finite number above 1; "
-                f"{DEFAULT_ROPE_BASE:.0f} is usual."
+                f"model.rope_base={self.rope_base} must be a finite number above 1. Try "
+                f"{DEFAULT_ROPE_BASE:.0f}."
             )
         if not 1.0 <= self.rope_scaling < math.inf:
             raise ValueError(
                 f"model.rope_scaling={self.rope_scaling} must be a finite number of at least 1; "
-                "1 leaves the positions alone."
+                "1 does not scale positions."
             )
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding table: vocab_size, rounded up to vocab_multiple."""
+        """Rows of the embedding table: vocab_size, rounded up to a multiple of vocab_multiple."""
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
 
 
 def check_positive(config: Any, prefix: str, *names: str, most: int = 10**12) -> None:
-    """Refuse fields of `config` below 1, or above what can be meant."""
+    """Refuse fields of `config` that are below 1 or above `most`."""
     for name in names:
         value = getattr(config, name)
         if value < 1:
@@ -320,7 +328,7 @@ def check_positive(config: Any, prefix: str, *names: str, most: int = 10**12) ->
 
 
 def check_choices(config: Any, prefix: str) -> None:
-    """Refuse a field of `config` that is none of its Literal's values."""
+    """Refuse Literal fields of `config` whose value is not one of the choices."""
     for name, kind in get_type_hints(type(config)).items():
         choices, value = get_args(kind), getattr(config, name)
         if get_origin(kind) is Literal and value not in choices:

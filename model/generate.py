@@ -1,6 +1,6 @@
-"""Continue a text. Shapes: B batch, T tokens, V vocab.
+"""Text generation. Shapes: B batch, T tokens, V vocab.
 
-`stream` yields tokens as they are drawn; `generate` collects them.
+`stream` yields tokens as they are sampled; `generate` collects them.
 """
 
 import math
@@ -17,7 +17,7 @@ PastContext = Literal["slide", "refuse"]
 
 
 class DrawOptions(TypedDict, total=False):
-    """The keyword arguments of `stream`, for those who pass them on."""
+    """Keyword arguments of `stream`, for functions that forward them."""
 
     temperature: float
     top_k: int | None
@@ -31,10 +31,10 @@ class DrawOptions(TypedDict, total=False):
 def generate(
     model: GPT, tokens: Tensor, max_new_tokens: int, **options: Unpack[DrawOptions]
 ) -> Tensor:
-    """Append tokens drawn from the model; arguments and errors are those of `stream`.
+    """Sample tokens from the model and append them; arguments and errors are those of `stream`.
 
     Returns:
-        (B, T + n) int64: the prompts and the n tokens that `stream` yields after them.
+        (B, T + n) int64: the prompts, followed by the n tokens that `stream` yields.
     """
     drawn = stream(model, tokens, max_new_tokens, **options)
     return torch.cat((tokens, *(column[:, None] for column in drawn)), dim=1)
@@ -53,46 +53,45 @@ def stream(
     stop_id: int | None = None,
     cached: bool = True,
 ) -> Iterator[Tensor]:
-    """Draw one token after another from the model.
+    """Sample one token after another from the model.
 
-    A token is drawn from what the model makes of a window of the text, which ends just before it
-    and begins where `window_start` says; nothing earlier counts. Rows of a batch do not see each
-    other, so a greedy row is what its prompt alone would give, up to rounding. Draws of a batch
-    come from one generator: with the same seed, the same batch gives the same tokens, and a row
-    of another batch other ones.
+    The model reads a window of the text, which ends just before the new token and begins at
+    `window_start`. Rows of a batch are independent, so a greedy row is what its prompt alone would
+    give, up to rounding. All rows sample from one generator: the same seed and the same batch give
+    the same tokens, but a row gets other tokens in another batch.
 
     Args:
-        model: on the device of `tokens`. It is in evaluation mode, without dropout, until the
-            iterator is exhausted or closed, and then in the mode that it had.
+        model: on the device of `tokens`. It is set to evaluation mode, without dropout. Once the
+            iterator is exhausted or closed, its previous mode is restored.
         tokens: (B, T) int64 prompts, T at least 1.
-        max_new_tokens: how many to draw for each row.
-        temperature: divides the logits; 0 always takes the likeliest token.
-        top_k: draw from the k likeliest tokens only; None draws from all.
-        top_p: draw from the nucleus only (Holtzman et al., arXiv 1904.09751): of the likeliest
-            tokens the fewest whose probabilities add up to p or more, at least one. They are the
-            probabilities after temperature and top_k. None draws from all.
-        seed: makes the draws repeatable; None uses torch's global generator.
-        past_context: what to do with a text of more than `context_length` tokens, whatever the
-            positions. "slide" moves the window; "refuse" raises before anything is drawn.
-        stop_id: token that ends a row: having drawn it, the row repeats it, and once all rows
-            have, the iterator ends. In a prompt it ends nothing. None ends no row.
-        cached: keep keys and values, so that a token costs the pass of one token, but where the
-            window has moved. False runs the whole window for every token: the same numbers up to
-            rounding, to test against.
+        max_new_tokens: number of tokens to sample for each row.
+        temperature: divides the logits; 0 always takes the most likely token.
+        top_k: sample from the k most likely tokens only; None samples from all.
+        top_p: nucleus sampling (Holtzman et al., arXiv 1904.09751): sample from the fewest most
+            likely tokens, at least one, whose probabilities add up to p or more. These are the
+            probabilities after temperature and top_k. None samples from all.
+        seed: makes the samples reproducible; None uses torch's global generator.
+        past_context: how to handle a text of more than `context_length` tokens, with any kind of
+            positions. "slide" moves the window; "refuse" raises an error before the first token.
+        stop_id: token that ends a row. Once sampled, it is repeated in that row, and the iterator
+            ends when all rows have ended. It has no effect in a prompt. None never ends a row.
+        cached: use a KV cache, so that a token costs the forward pass of one token, except when
+            the window moves. False reads the whole window for every token, which gives the same
+            numbers up to rounding. It is meant for tests.
 
     Yields:
         (B,) int64, the next token of every row.
 
     Raises:
-        ValueError: an argument outside its range, or a text that is too long with "refuse". All
-            are raised by the call, not by the first token.
+        ValueError: an argument is out of range, or the text is too long with "refuse". The call
+            itself raises, not the first token.
     """
-    # checked here and not in `_draw`, which runs only when it is asked for its first token
+    # Checked here and not in `_draw`, which is a generator and runs only from the first token on.
     context_length, vocab_size = model.config.context_length, model.config.vocab_size
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(
             f"tokens have shape {tuple(tokens.shape)} and must be (batch, tokens) with at least "
-            "one token: start an empty prompt with the end-of-text token."
+            "one token. For an empty prompt, pass the end-of-text token."
         )
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 0.")
@@ -102,31 +101,31 @@ def stream(
         )
     if past_context == "refuse" and tokens.shape[1] + max_new_tokens > context_length:
         raise ValueError(
-            f"a prompt of {tokens.shape[1]} tokens and {max_new_tokens} to add make "
+            f"a prompt of {tokens.shape[1]} tokens and {max_new_tokens} new ones make "
             f"{tokens.shape[1] + max_new_tokens}, more than model.context_length="
-            f"{context_length}: shorten the prompt, ask for fewer, or let the window slide "
+            f"{context_length}: shorten the prompt, generate fewer, or let the window slide "
             "instead of past_context=refuse."
         )
     if not 0.0 <= temperature < math.inf:
         raise ValueError(
-            f"temperature={temperature} must be finite and at least 0; 0 takes the likeliest token."
+            f"temperature={temperature} must be finite and at least 0. Use 0 for the most likely "
+            "token."
         )
     if top_k is not None and not 1 <= top_k <= vocab_size:
         raise ValueError(
-            f"top_k={top_k} must lie between 1 and model.vocab_size={vocab_size}; leave it out to "
-            "draw from every token."
+            f"top_k={top_k} must be between 1 and model.vocab_size={vocab_size}. Leave it out to "
+            "sample from all tokens."
         )
     if top_p is not None and not 0.0 < top_p <= 1.0:
         raise ValueError(
-            f"top_p={top_p} is a probability above 0 and up to 1; leave it out to draw from every "
-            "token."
+            f"top_p={top_p} must be above 0 and at most 1. Leave it out to sample from all tokens."
         )
     if seed is not None and not 0 <= seed < 2**63:
-        raise ValueError(f"seed={seed} must lie in [0, 2^63).")
+        raise ValueError(f"seed={seed} must be in [0, 2^63).")
     if stop_id is not None and not 0 <= stop_id < vocab_size:
         raise ValueError(
-            f"stop_id={stop_id} must lie between 0 and {vocab_size - 1}, the last token of the "
-            "model; leave it out to stop at none."
+            f"stop_id={stop_id} must be between 0 and {vocab_size - 1}, the model's last token id. "
+            "Leave it out to never stop."
         )
     generator = None if seed is None else torch.Generator(tokens.device).manual_seed(seed)
 
@@ -140,19 +139,20 @@ def stream(
 
 
 def window_start(length: int, context_length: int) -> int:
-    """Where the window begins from which a text of `length` tokens is continued.
+    """Return where the window begins that the model reads to continue a text of `length` tokens.
 
-    The whole text, as long as it fits into the context. A window that is full and gets one more
-    token is cut to its last context_length // 2, at least 1, and grows again. With a context of 4:
+    As long as the text fits into the context, the window is the whole text. When a full window gets
+    one more token, it is cut to its last context_length // 2 tokens, at least 1, and grows again.
+    With a context of 4:
 
         length    1  2  3  4  5  6  7  8  9
         start     0  0  0  0  3  3  3  6  6
 
-    Moving it token by token instead would change every position at every token, and so every key:
-    nothing of a cache could be kept. This way the model reads less than two tokens for each one
-    drawn. Only the length counts, not how much of it was the prompt, so going on with a text that
-    was generated is the same as having asked for more tokens at once; and of a prompt longer than
-    the context the model reads between half a context and a whole one.
+    A window that moves token by token would change every position, and so every key, at every
+    token, which makes a cache useless. This way the model reads fewer than two tokens for each one
+    that it samples. The start depends on the length alone, not on how much of it was the prompt.
+    So continuing a generated text equals generating more tokens at once. If a prompt is longer than
+    the context, the model reads between half a context and a whole one.
     """
     keep = max(1, context_length // 2)
     step = context_length + 1 - keep
@@ -166,17 +166,17 @@ def probabilities(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Tensor:
-    """(B, V) logits to the (B, V) probabilities that `stream` draws from, at a temperature above 0.
+    """Convert logits (B, V) to the probabilities (B, V) that `stream` samples from.
 
-    Tokens that top_k or top_p leaves out have 0. Of equally likely ones at the border, it is not
-    said which stay.
+    The temperature must be above 0. Tokens that top_k or top_p excludes have probability 0. It is
+    unspecified which of several equally likely tokens at the limit are excluded.
     """
-    logits = logits.double()  # in which no temperature is so low that all are infinite
+    logits = logits.double()  # so that a low temperature does not make all of them infinite
     logits = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).float()
     if top_k is not None:
         kept, candidates = logits.topk(top_k)
         logits = torch.full_like(logits, -math.inf).scatter(-1, candidates, kept)
-    if top_p is not None and top_p < 1.0:  # rounded sums could leave out something at 1
+    if top_p is not None and top_p < 1.0:  # at 1, rounded sums could exclude a token
         descending, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
         likelier = descending.cumsum(dim=-1, dtype=torch.float64) - descending
         outside = torch.zeros_like(likelier, dtype=torch.bool).scatter(-1, order, likelier >= top_p)
@@ -184,8 +184,8 @@ def probabilities(
     return logits.softmax(dim=-1)
 
 
-# Not inference_mode: nothing could be trained on the tokens that it yields. As a decorator, it
-# leaves the mode of whoever takes the tokens alone.
+# Not inference_mode, because a model could not be trained on tokens created in it. Used as a
+# decorator, no_grad does not affect the code that consumes the tokens.
 @torch.no_grad()
 def _draw(
     model: GPT,
@@ -195,7 +195,7 @@ def _draw(
     stop_id: int | None,
     cached: bool,
 ) -> Iterator[Tensor]:
-    """The tokens that `stream` yields; `choose` makes (B,) tokens of (B, V) logits."""
+    """Generate the tokens that `stream` yields; `choose` maps (B, V) logits to (B,) tokens."""
     B, T = tokens.shape
     context_length = model.config.context_length
     text = torch.cat((tokens, tokens.new_empty(B, max_new_tokens)), dim=1)
@@ -214,17 +214,18 @@ def _draw(
                     cache.reset()
                 unread = text[:, start + cache.length : length]
             logits = model.head(model.hidden(unread, cache=cache)[:, -1])
-            # Of the first token alone, as to look waits for the GPU: broken weights show at once.
+            # Checked for the first token only, because the check waits for the GPU. Broken weights
+            # show there already.
             if length == T and not logits.isfinite().all():
                 raise FloatingPointError(
-                    "the model's logits are not finite: it is broken, take an earlier checkpoint"
+                    "the model's logits are not finite: it is broken, use an earlier checkpoint"
                 )
-            following = choose(logits)
+            next_token = choose(logits)
             if stop_id is not None:
-                following = following.masked_fill(stopped, stop_id)
-                stopped |= following == stop_id
-            text[:, length] = following
-            yield following
+                next_token = next_token.masked_fill(stopped, stop_id)
+                stopped |= next_token == stop_id
+            text[:, length] = next_token
+            yield next_token
             if stop_id is not None and stopped.all():
                 return
     finally:

@@ -1,7 +1,7 @@
-"""GPT-2, ready for long contexts: no mask buffers, and attention that never stores T x T scores.
+"""GPT-2 for long contexts: it has no mask buffers, and attention never stores T x T scores.
 
 The architecture is that of Radford et al. 2019, "Language Models are Unsupervised Multitask
-Learners"; what came after it, from rotary positions to gates, are options.
+Learners". Later inventions, from rotary positions to gated MLPs, are options.
 Shapes: B batch, T tokens, C n_embd, V vocab.
 """
 
@@ -22,7 +22,7 @@ from model.cache import KVCache
 from model.config import ModelConfig
 from model.memory import check_memory
 from model.positions import rotary_tables
-from model.residual import Pending, add, make_norm, normalise
+from model.residual import Pending, make_norm, normalise, resolve
 
 
 class GPT(nn.Module):
@@ -39,7 +39,7 @@ class GPT(nn.Module):
         if config.positions == "learned":
             self.pos_emb = nn.Embedding(config.context_length, config.n_embd)
         else:
-            # Made once: left to torch.compile, every element of q and k computes its own angle.
+            # Computed once: torch.compile would compute the angle again for every element of q, k.
             cos, sin = self._rotary_tables(torch.arange(config.context_length))
             self.register_buffer("rotary_cos", cos, persistent=False)
             self.register_buffer("rotary_sin", sin, persistent=False)
@@ -53,10 +53,10 @@ class GPT(nn.Module):
 
     @classmethod
     def with_weights(cls, config: ModelConfig, weights: Mapping[str, Tensor]) -> Self:
-        """Make a model of copies of these weights; no others are drawn."""
+        """Create a model from copies of these weights, without a random initialisation first."""
         with torch.device("meta"):
             model = cls(config)
-        # copies, as tensors of a file may be mapped: a file that shrinks would end the process
+        # Copies, because tensors may be memory-mapped: if the file shrinks, the process is killed.
         copies = {name: weight.clone() for name, weight in weights.items()}
         model.load_state_dict(copies, assign=True)
         if config.positions != "learned":
@@ -67,23 +67,24 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw every parameter as GPT-2 does, from torch's global generator.
+        """Draw all parameters as GPT-2 does, from torch's global generator.
 
-        The layers as in `init_linear_and_norm`, embeddings with a standard deviation of 0.02.
-        Padded rows of the embedding are 0, and stay so: no gradient reaches them.
+        Layers are initialised by `init_linear_and_norm`, embeddings with a standard deviation of
+        0.02. Padding rows of the embedding are 0 and stay 0, because they get no gradient.
         """
         init_linear_and_norm(self, self.config.n_layer)
-        # padding draws no numbers, so vocab_multiple does not change what a seed gives here
+        # Padding rows draw no random numbers, so vocab_multiple does not change the weights.
         nn.init.normal_(self.tok_emb.weight[: self.config.vocab_size], std=INIT_STD)
         nn.init.zeros_(self.tok_emb.weight[self.config.vocab_size :])
         if self.config.positions == "learned":
             nn.init.normal_(self.pos_emb.weight, std=INIT_STD)
 
     def share_sequences(self, context: ContextGroup) -> None:
-        """From now on take of each sequence what `context.shard` gives this process.
+        """Shard each sequence over the processes of `context`, from now on.
 
-        So tokens and targets, and positions in the whole sequence in doc_start. All processes of
-        the group must call the model together; what it gives is of its own tokens.
+        Tokens, targets and doc_start are then this process's shard from `context.shard`; doc_start
+        holds positions in the whole sequence. Results are those of this process's tokens. All
+        processes of the group must call the model together.
         """
         self.context = context
         for block in self.blocks:
@@ -98,26 +99,26 @@ class GPT(nn.Module):
         doc_start: Tensor | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
     ) -> Tensor:
-        """Logits, or, given targets, the cross-entropy loss.
+        """Compute logits or, if targets are given, the cross-entropy loss.
 
         Args:
-            tokens: (B, T) int64 ids below `config.vocab_size`. The data readers check the ids;
-                here that would stall the GPU.
-            targets: (B, S) int64, what follows each of the last S <= T `tokens`; -100 is not
-                counted.
+            tokens: (B, T) int64 ids below `config.vocab_size`. The data readers check the ids,
+                because a check here would stall the GPU.
+            targets: (B, S) int64, the next token of each of the last S <= T `tokens`; -100 is
+                ignored.
             doc_start: as in `hidden`.
-            reduction: the loss is the mean over the counted targets, their sum, or "none" of it:
-                the loss of each target, 0 where it is not counted, from float32 logits also under
-                autocast.
+            reduction: "mean" over the targets that are not ignored, their "sum", or "none" for the
+                loss of each target, which is 0 if ignored. "none" computes logits in float32, also
+                under autocast.
 
         Returns:
-            (B, T, V) logits without targets, else the loss in nats, float32 (float64 of a float64
-            model): a scalar, or (B, S) with reduction="none". The mean of no targets at all is NaN.
+            Without targets, logits (B, T, V). With targets, the loss in nats, in float32 (float64
+            for a float64 model): a scalar, or (B, S) with reduction="none". The mean is NaN if all
+            targets are ignored.
 
         Raises:
-            ValueError: tokens that are not (B, T), targets that are not (B, S), doc_start of
-                another shape, or, with learned positions, more tokens than
-                `config.context_length`.
+            ValueError: `tokens` is not (B, T), `targets` is not (B, S), `doc_start` has another
+                shape, or learned positions get more than `config.context_length` tokens.
         """
         x, pending = self._stream(tokens, doc_start, None)
         if targets is None:
@@ -126,7 +127,7 @@ class GPT(nn.Module):
         if not fits or not 1 <= targets.shape[1] <= tokens.shape[1]:
             raise ValueError(
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: "
-                "each of the last tokens needs one target (-100 where none counts)."
+                "each of the last tokens needs one target (-100 to ignore it)."
             )
         return self._loss(x, pending, targets, reduction)
 
@@ -137,14 +138,14 @@ class GPT(nn.Module):
         targets: Tensor,
         reduction: Literal["mean", "sum", "none"],
     ) -> Tensor:
-        """What `forward` returns of the last block's output."""
+        """Compute the loss that `forward` returns, from the last block's output."""
         hidden = self._normalised(x, pending)[:, -targets.shape[1] :]
-        whole: AbstractContextManager = nullcontext()
+        precision: AbstractContextManager = nullcontext()
         if reduction == "none":
-            # Single losses are for statistics, where logits rounded to bfloat16 would be noise.
+            # Losses of single targets are for statistics, and bfloat16 logits would add noise.
             hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-            whole = torch.autocast(x.device.type, enabled=False)
-        with whole:
+            precision = torch.autocast(x.device.type, enabled=False)
+        with precision:
             return linear_cross_entropy(
                 hidden,
                 self.tok_emb.weight,
@@ -156,29 +157,33 @@ class GPT(nn.Module):
     def hidden(
         self, tokens: Tensor, *, doc_start: Tensor | None = None, cache: KVCache | None = None
     ) -> Tensor:
-        """The states that the head reads.
+        """Compute the last hidden states, which are the input of the head.
 
         Args:
             tokens: (B, T) int64 ids.
             doc_start: (B, T) int32, the position in its row at which each token's document begins.
-                A token then sees nothing before that, and learned positions count from there, as
-                if each document were a sequence of its own. None: a row is one document.
-            cache: what came before `tokens`; they are appended to it. Positions go on from its
-                length, and learned ones end at `config.context_length` all the same.
+                A token does not attend to anything before that, and learned positions count from
+                there, as if each document were a sequence of its own. None: a row is one document.
+            cache: keys and values of the tokens before `tokens`, to which those of `tokens` are
+                appended. Positions continue from its length; learned ones still end at
+                `config.context_length`.
 
         Returns:
-            (B, T, C); raises as `forward` and `KVCache.append` do, and ValueError for a cache
-            together with documents, or with several new tokens under a block mask.
+            (B, T, C).
+
+        Raises:
+            ValueError: as in `forward` and `KVCache.append`; or a cache is combined with documents,
+                with sharded sequences, or with several new tokens under a block mask.
         """
         return self._normalised(*self._stream(tokens, doc_start, cache))
 
     def _normalised(self, x: Tensor, pending: Pending | None) -> Tensor:
-        return normalise(add(x, pending), self.ln_f)
+        return normalise(resolve(x, pending), self.ln_f)
 
     def _stream(
         self, tokens: Tensor, doc_start: Tensor | None, cache: KVCache | None
     ) -> tuple[Tensor, Pending | None]:
-        """The residual stream behind the last block and what is to be added to it."""
+        """Return the residual stream after the last block, and the output still to be added."""
         if tokens.dim() != 2:
             raise ValueError(
                 f"tokens have shape {tuple(tokens.shape)} and must be (batch, tokens)."
@@ -189,9 +194,13 @@ class GPT(nn.Module):
                 "every token needs the position at which its document begins."
             )
         if doc_start is not None and cache is not None:
-            raise ValueError("doc_start and cache exclude each other: generate one document a row.")
+            raise ValueError(
+                "doc_start and cache exclude each other: generate one document per row."
+            )
         if self.context.size > 1 and cache is not None:
-            raise ValueError("a cache is of one process, and here several share each sequence.")
+            raise ValueError(
+                "a cache is not supported if sequences are sharded: generate in one process."
+            )
         past = 0 if cache is None else cache.length
         seq_len = past + self.context.size * tokens.shape[1]
         x, rotary = self._embed(tokens, past, doc_start)
@@ -206,7 +215,7 @@ class GPT(nn.Module):
     def _embed(
         self, tokens: Tensor, past: int, doc_start: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """The first block's input, and the tables of rotary positions if they are such."""
+        """Return the first block's input, and the rotary tables or None."""
         seq_len = past + self.context.size * tokens.shape[1]
         positions = past + self.context.positions(tokens.shape[1], tokens.device)
         x = self.tok_emb(tokens)
@@ -220,13 +229,13 @@ class GPT(nn.Module):
             x = x + self.pos_emb(positions if doc_start is None else positions - doc_start)
             rotary = None
         elif seq_len <= self.config.context_length:
-            at = positions if self.context.size > 1 else slice(past, seq_len)
-            rotary = self.rotary_cos[at], self.rotary_sin[at]
+            selected = positions if self.context.size > 1 else slice(past, seq_len)
+            rotary = self.rotary_cos[selected], self.rotary_sin[selected]
         else:
             rotary = self._rotary_tables(positions)
         device = x.device.type
         if torch.is_autocast_enabled(device) and not self.config.residual_in_fp32:
-            # what the layers add to: autocast alone would leave it in float32
+            # The residual stream. Autocast alone would keep it in float32.
             x = x.to(torch.get_autocast_dtype(device))
         return self.emb_dropout(x), rotary
 
@@ -235,48 +244,51 @@ class GPT(nn.Module):
         return rotary_tables(positions, config.head_dim, config.rope_base, config.rope_scaling)
 
     def _mask(self, past: int, seq_len: int) -> BlockSparseMask | None:
-        """The mask of the queries [past, seq_len), which see keys from 0 on."""
+        """Return the block mask of queries [past, seq_len) and keys [0, seq_len)."""
         if self.config.mask.pattern == "dense":
             return None
         if past == 0:
             if not torch.compiler.is_compiling():
                 self.prepare_mask(seq_len)
-            return self._masks[index(seq_len)]  # a number, where torch.compile has a variable
+            return self._masks[index(seq_len)]  # an int, because torch.compile has a symbol here
         if seq_len - past > 1:
             raise ValueError(
                 f"{seq_len - past} new tokens after {past} in the cache: with model.mask.pattern="
-                f"{self.config.mask.pattern} one follows at a time, as blocks start at position 0."
+                f"{self.config.mask.pattern} pass one at a time, because blocks start at position "
+                "0."
             )
         within = self.config.context_length
         return self.config.mask.build(seq_len, within=within, last_query_only=True)
 
-    def compile_parts(self, compiled: Callable[[Any], Any]) -> None:
-        """Replace what is computed, from the tokens to the loss, by what `compiled` makes of it.
+    def compile_parts(self, compile_fn: Callable[[Any], Any]) -> None:
+        """Compile the embedding, each block and the loss separately with `compile_fn`.
 
-        Block by block: of a model that is compiled whole, all gradients come at its end.
+        If a model is compiled as a whole, all its gradients become available only at the end of
+        the backward pass.
         """
-        self._embed = compiled(self._embed)
+        self._embed = compile_fn(self._embed)
         for block in self.blocks:
-            block.forward = compiled(block.forward)
-        self._loss = compiled(self._loss)
+            block.forward = compile_fn(block.forward)
+        self._loss = compile_fn(self._loss)
 
     def prepare_mask(self, seq_len: int) -> None:
-        """Build the block mask for sequences of this length, which compiled code cannot do itself.
+        """Build the block mask for sequences of `seq_len` tokens, which compiled code cannot do.
 
-        The context length's is there from the start; others must be before compiled code sees one.
+        The mask for the context length exists from the start. Call this for any other length before
+        compiled code runs with it.
         """
         within = self.config.context_length
         self._masks[seq_len] = self.config.mask.build(seq_len, within=within)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """(..., C) hidden states to (..., V) logits, in the dtype of the multiplication."""
-        # multiply by the whole padded table, which is why it is padded, then drop the padding
+        """Compute logits (..., V) from hidden states (..., C), in the dtype of the matmul."""
+        # Multiply by the whole padded table, whose shape is faster, then drop the padding.
         return F.linear(hidden, self.tok_emb.weight)[..., : self.config.vocab_size]
 
     def n_params(self, *, positions: bool = True) -> int:
-        """Parameters of the model; the tied head counts once and vocabulary padding not at all.
+        """Count the parameters, the tied head once and vocabulary padding not at all.
 
-        Without learned positions this is the N of `model.flops`.
+        With positions=False, learned positions are not counted: this is the N of `model.flops`.
         """
         count = sum(parameter.numel() for parameter in self.parameters())
         count -= (self.config.padded_vocab_size - self.config.vocab_size) * self.config.n_embd

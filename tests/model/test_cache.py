@@ -136,7 +136,7 @@ def test_tokens_one_by_one_under_a_butterfly(positions: str, mask: MaskConfig, f
 def test_several_tokens_behind_others_are_refused_under_a_butterfly() -> None:
     model, cache = make_model(context_length=64, mask=SPARSEST), KVCache(N_LAYER, 64)
     model.hidden(torch.zeros(1, 20, dtype=torch.int64), cache=cache)
-    with pytest.raises(ValueError, match=r"2 new tokens after 20.*=butterfly one follows at a"):
+    with pytest.raises(ValueError, match=r"2 new tokens after 20.*=butterfly pass one at a"):
         model.hidden(torch.zeros(1, 2, dtype=torch.int64), cache=cache)
     assert cache.length == 20
     model.hidden(torch.zeros(1, 1, dtype=torch.int64), cache=cache)

@@ -81,7 +81,7 @@ def test_frozen() -> None:
         ({"positions": "rotary", "rope_base": 1.0}, "model.rope_base=1.0 must be a finite number"),
         (
             {"positions": "rotary", "n_embd": 60},
-            "heads of 5, and model.positions=rotary turns pairs",
+            "heads of 5, and model.positions=rotary rotates pairs",
         ),
     ],
 )

@@ -226,7 +226,7 @@ def test_refuse_lets_the_context_be_filled(prompt: torch.Tensor) -> None:
     model = make_model()
     full = generate(model, prompt, CONTEXT - 3, temperature=0.0, past_context="refuse")
     assert torch.equal(full, generate(model, prompt, CONTEXT - 3, temperature=0.0))
-    with pytest.raises(ValueError, match=r"3 tokens and 14 to add make 17.*length=16"):
+    with pytest.raises(ValueError, match=r"3 tokens and 14 new ones make 17.*length=16"):
         generate(model, prompt, CONTEXT - 2, past_context="refuse")
 
 
@@ -368,14 +368,14 @@ def test_nothing_to_add(prompt: torch.Tensor) -> None:
         ({"temperature": float("inf")}, "temperature=inf"),
         ({"top_k": 0}, "top_k=0.*model.vocab_size=61"),
         ({"top_k": VOCAB + 1}, "top_k=62.*model.vocab_size=61"),
-        ({"top_p": 0.0}, "top_p=0.0 is a probability above 0"),
-        ({"top_p": 1.5}, "top_p=1.5.*up to 1"),
+        ({"top_p": 0.0}, "top_p=0.0 must be above 0"),
+        ({"top_p": 1.5}, "top_p=1.5.*at most 1"),
         ({"top_p": float("nan")}, "top_p=nan"),
-        ({"seed": -1}, r"seed=-1 must lie in \[0, 2\^63\)"),
+        ({"seed": -1}, r"seed=-1 must be in \[0, 2\^63\)"),
         ({"seed": 2**63}, "seed=9223372036854775808"),
         ({"past_context": "crop"}, "past_context='crop'.*slide, refuse"),
         ({"past_context": "refuse", "max_new_tokens": CONTEXT}, "more than model.context_length"),
-        ({"stop_id": -1}, "stop_id=-1 must lie between 0 and 60"),
+        ({"stop_id": -1}, "stop_id=-1 must be between 0 and 60"),
         ({"stop_id": VOCAB}, "stop_id=61"),
     ],
 )

@@ -87,5 +87,5 @@ def test_refusals(fields: dict[str, Any], message: str) -> None:
 
 
 def test_sdpa_knows_no_masks() -> None:
-    with pytest.raises(ValueError, match="pattern=butterfly with model.attention=sdpa"):
+    with pytest.raises(ValueError, match="=butterfly is not supported with model.attention=sdpa"):
         ModelConfig(mask=MaskConfig(pattern="butterfly"), attention="sdpa")
