@@ -1,1 +1,1 @@
-"""Complete YAML files, one a run, and who reads and explains them, which knows no schema."""
+"""Configurations of complete runs in YAML, and code that reads and explains them for any schema."""

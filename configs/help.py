@@ -1,4 +1,4 @@
-"""The settings of a schema as help: by section, with what each is, must be and means."""
+"""Help text for the settings of a schema: values, types and explanations, by section."""
 
 import argparse
 import shutil
@@ -6,19 +6,19 @@ from dataclasses import MISSING, is_dataclass
 from functools import partial
 from typing import Any, get_type_hints
 
-from configs.settings import Setting, settings_of, written
+from configs.settings import Setting, format_value, settings_of
 
 _KEY_COLUMNS = 32
-_MOST_COLUMNS = 100  # longer lines are hard to read
+_MAX_COLUMNS = 100  # longer lines are hard to read
 
 
 def settings_help(schema: type, text: str, *, usage: str, config: Any = None) -> str:
-    """`usage`, `text` and all settings, folded to the width of the terminal.
+    """Format `usage`, `text` and all settings for the width of the terminal.
 
-    Settings stand as key=value, with the values of `config`, an instance of the schema, or else
-    their defaults.
+    Settings are listed as key=value. Values are those of `config`, an instance of the schema, or
+    the defaults if it is None.
     """
-    width = min(shutil.get_terminal_size().columns - 2, _MOST_COLUMNS)
+    width = min(shutil.get_terminal_size().columns - 2, _MAX_COLUMNS)
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         usage=usage,
@@ -33,16 +33,16 @@ def settings_help(schema: type, text: str, *, usage: str, config: Any = None) ->
             sections[name] = parser.add_argument_group(name, about)
     for key, setting in settings_of(schema).items():
         section = key.partition(".")[0]
-        shown, explanation = _explained(setting, config)
-        # a positional argument, as its name has no dashes; nothing is ever parsed
+        key_and_value, explanation = _describe(setting, config)
+        # argparse takes this for a positional argument, but the parser never parses anything
         sections.get(section, sections[""]).add_argument(
-            key, metavar=shown, help=explanation.replace("%", "%%")
+            key, metavar=key_and_value, help=explanation.replace("%", "%%")
         )
     return parser.format_help()
 
 
-def _explained(setting: Setting, config: Any) -> tuple[str, str]:
-    """A setting as key=value, and all that is to be said about it."""
+def _describe(setting: Setting, config: Any) -> tuple[str, str]:
+    """Return a setting as key=value, and its explanation with its type and default."""
     value = setting.default
     if config is not None and "[]" not in setting.key:
         value = config
@@ -52,10 +52,10 @@ def _explained(setting: Setting, config: Any) -> tuple[str, str]:
         return setting.key, f"{setting.text} ({setting.kind}; must be set)"
     kind = setting.kind
     if value != setting.default and setting.default is not MISSING:
-        kind += f"; default {written(setting.default)}"
+        kind += f"; default {format_value(setting.default)}"
     return f"{setting.key}={_short(value)}", f"{setting.text} ({kind})"
 
 
 def _short(value: Any) -> str:
-    items = isinstance(value, list) and value and not isinstance(value[0], str)
-    return "[...]" if items else written(value)
+    has_items = isinstance(value, list) and value and not isinstance(value[0], str)
+    return "[...]" if has_items else format_value(value)

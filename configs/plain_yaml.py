@@ -1,8 +1,8 @@
-"""YAML as plain data: mappings, lists and scalars, and nothing that a file can hide in them.
+"""Safe YAML reader and writer: only mappings, lists and scalars.
 
-A configuration may come from somebody else. So aliases and tags are refused, nothing is
-interpolated, and an error names the line and never the content: the file may be a link to another.
-Scalars follow YAML 1.2, whose only booleans are true and false: `no` is text, and so is `1:30`.
+Configurations may come from untrusted sources. So aliases and tags are refused, and nothing is
+interpolated. Errors name the line but never quote it, because the file may be a link to a private
+one. Scalars follow YAML 1.2, whose only booleans are true and false: `no` and `1:30` are text.
 """
 
 import re
@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-LARGEST = 1 << 18  # bytes of a configuration; those that come along have at most 4,000
-_DEEPEST = 12
+MAX_BYTES = 1 << 18  # limit of a configuration; those in configs/ have at most 4,000
+_MAX_DEPTH = 12
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NULL = re.compile(r"~|null|Null|NULL|")
 _BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
@@ -27,26 +27,26 @@ _SPECIAL = re.compile(r"([-+]?)\.?(inf|Inf|INF|nan|NaN|NAN)")
 
 
 class YamlError(ValueError):
-    """A text that is not plain YAML. The message names the line, and not what is there."""
+    """Error for a text that is not plain YAML. The message names the line, not its content."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML document."""
+    """Values of a YAML document, and the lines of its keys."""
 
     values: Any
     lines: dict[str, int] = field(default_factory=dict)
-    """Where each key is set for the first time: "data.mix[].path" for one in a list."""
+    """Line on which each key is first set; keys in a list are written as "data.mix[].path"."""
 
 
 def load(path: Path) -> Document:
     """Read a YAML file.
 
     Raises:
-        YamlError: it is too large, not UTF-8, or not plain YAML.
+        YamlError: the file is too large, not UTF-8, or not plain YAML.
     """
-    if (size := path.stat().st_size) > LARGEST:
-        raise YamlError(f"it has {size} bytes, and a configuration may have {LARGEST}")
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise YamlError(f"it has {size} bytes, and a configuration may have at most {MAX_BYTES}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -58,7 +58,7 @@ def parse(text: str) -> Document:
     """Read a YAML text.
 
     Raises:
-        YamlError: it is not plain YAML.
+        YamlError: the text is not plain YAML.
     """
     lines: dict[str, int] = {}
     try:
@@ -68,18 +68,18 @@ def parse(text: str) -> Document:
             return Document(None)
         values = _value(next(events), events, lines, "", 0)
         next(events)  # the end of the document
-        after = next(events)
-        if not isinstance(after, yaml.StreamEndEvent):
-            raise YamlError(f"line {_line(after)} begins a second document: keep one")
+        next_event = next(events)
+        if not isinstance(next_event, yaml.StreamEndEvent):
+            raise YamlError(f"line {_line(next_event)} begins a second document: keep one")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "its end"
         raise YamlError(
             f"it cannot be parsed at {place}: indent with spaces, and close brackets and quotes"
-        ) from None  # whose text may quote the file
+        ) from None  # because the cause may quote the file
     except yaml.reader.ReaderError as error:
         raise YamlError(f"character {error.position} is a control character") from None
-    except (ValueError, OverflowError) as error:  # of an escape that stands for no character
+    except (ValueError, OverflowError) as error:  # for example, an escape beyond Unicode
         if isinstance(error, YamlError):
             raise
         raise YamlError("it has an escape or a version out of range") from None
@@ -87,7 +87,7 @@ def parse(text: str) -> Document:
 
 
 def dump(values: Any) -> str:
-    """Plain data as YAML, which `parse` reads back."""
+    """Write plain data as YAML that `parse` reads back."""
     return yaml.dump(
         values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
@@ -96,14 +96,14 @@ def dump(values: Any) -> str:
 def _value(
     event: yaml.Event, events: Iterator[Any], lines: dict[str, int], key: str, depth: int
 ) -> Any:
-    """Value of the node that starts with `event`; the rest of it is taken from `events`."""
+    """Read the value of the node that starts with `event`, and consume its other `events`."""
     line = _line(event)
     if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
         raise YamlError(f"line {line} has an anchor or an alias: write the value out")
     if getattr(event, "tag", None) is not None:
-        raise YamlError(f"line {line} has a tag: a configuration has plain values only")
-    if depth > _DEEPEST:
-        raise YamlError(f"line {line} is nested more than {_DEEPEST} deep")
+        raise YamlError(f"line {line} has a tag: a configuration may only have plain values")
+    if depth > _MAX_DEPTH:
+        raise YamlError(f"line {line} is nested more than {_MAX_DEPTH} deep")
     if isinstance(event, yaml.ScalarEvent):
         return _scalar(event.value) if event.style is None else event.value
     if isinstance(event, yaml.SequenceStartEvent):
@@ -112,7 +112,7 @@ def _value(
             for item in _until(yaml.SequenceEndEvent, events)
         ]
     values: dict[str, Any] = {}
-    own_lines: dict[str, int] = {}
+    line_of_name: dict[str, int] = {}
     for name in _until(yaml.MappingEndEvent, events):
         plain = isinstance(name, yaml.ScalarEvent) and not name.tag and not name.anchor
         if not plain or not _KEY.fullmatch(name.value):
@@ -122,12 +122,12 @@ def _value(
             )
         if name.value in values:
             raise YamlError(
-                f"line {_line(name)} sets a key again that line {own_lines[name.value]} sets"
+                f"line {_line(name)} sets a key again that line {line_of_name[name.value]} sets"
             )
-        own_lines[name.value] = _line(name)
-        inner = f"{key}.{name.value}" if key else name.value
-        lines.setdefault(inner, _line(name))
-        values[name.value] = _value(next(events), events, lines, inner, depth + 1)
+        line_of_name[name.value] = _line(name)
+        full_key = f"{key}.{name.value}" if key else name.value
+        lines.setdefault(full_key, _line(name))
+        values[name.value] = _value(next(events), events, lines, full_key, depth + 1)
     return values
 
 
@@ -141,7 +141,7 @@ def _line(event: yaml.Event) -> int:
 
 
 def _scalar(text: str) -> Any:
-    """The value of a scalar without quotes."""
+    """Convert a scalar without quotes to its value."""
     if _NULL.fullmatch(text):
         return None
     if _BOOL.fullmatch(text):
@@ -156,7 +156,7 @@ def _scalar(text: str) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that `_scalar` would read as something else, and writes no aliases."""
+    """YAML dumper without aliases, which quotes text that `_scalar` would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

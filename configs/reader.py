@@ -1,9 +1,11 @@
-"""How a configuration is filled, whatever its schema: a frozen dataclass of dataclasses.
+"""Configuration reader for any schema, which is a frozen dataclass of dataclasses.
 
-defaults <- values from the data <- the YAML file <- key=value on the command line
+Later sources override earlier ones:
 
-Only values of the command line are quoted in errors. Those of a file are named by key and line, as
-the file may be somebody else's, or a link to something private.
+    defaults <- values from the data <- the YAML file <- key=value on the command line
+
+Errors quote only values from the command line. Values from a file are named by key and line,
+because the file may be untrusted, or a link to a private one.
 """
 
 import re
@@ -16,101 +18,104 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from configs import plain_yaml
-from configs.settings import Setting, settings_of, written
-from configs.suggestions import refuse
+from configs.settings import Setting, format_value, settings_of
+from configs.suggestions import unknown_key_message
 from configs.types import MismatchError, convert
 
 C = TypeVar("C")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
-_DEEPEST = 4  # sections in sections that are looked into for a key that is no setting
+_MAX_DEPTH = 4  # nested sections that are searched for unknown keys
 
 
 class ConfigError(ValueError):
-    """A configuration that no run can be made of; the message says which field and why."""
+    """Error for an invalid configuration; the message names the field and the reason."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Values from one place: a file, or the command line."""
+    """Values from one source: a file, or one override from the command line."""
 
     values: dict[str, Any]
     source: str = ""
-    """A file; nothing for the command line."""
+    """Name of the file; empty for the command line."""
     lines: Mapping[str, int] | None = None
 
     def place(self, key: str) -> str:
-        """Where a key is set, as the start of an error."""
+        """Return the file and line where a key is set, as the start of an error message."""
         if not self.source:
             return ""
         line = (self.lines or {}).get(key)
         return f"{self.source}, line {line}: " if line else f"{self.source}: "
 
     def quote(self, key: str, value: Any) -> str:
-        """The key, with its value if that may be printed."""
-        return key if self.source else f"{key}={written(value)}"
+        """Return the key, with its value if that may be printed."""
+        return key if self.source else f"{key}={format_value(value)}"
 
     def name(self, key: str, sections: Collection[str]) -> str:
-        """Printable name of a key that is not a setting: from a file, only in a section of ours."""
+        """Return a key that is not a setting, or "this key" if it must not be printed.
+
+        A key from a file may be printed only if it is in a section of the schema.
+        """
         first, *others = key.replace("[]", "").split(".")
-        public = first in sections and all(map(_NAME.fullmatch, others))
-        return key if public or not self.source else "this key"
+        is_public = first in sections and all(map(_NAME.fullmatch, others))
+        return key if is_public or not self.source else "this key"
 
 
 def read_config(schema: type[C], argv: Sequence[str]) -> C:
-    """The configuration from a command line: a YAML file, then any number of key=value.
+    """Read a configuration from a command line: a YAML file, then any number of key=value.
 
     Raises:
-        ConfigError: no or an unreadable file, an unknown key, a wrong type or value.
+        ConfigError: the file is missing or unreadable, a key is unknown, or a value is invalid.
     """
-    return _config_of(schema, _parse(argv))
+    return _build_config(schema, _parse(argv))
 
 
 def read_task_config(schemas: Mapping[str, type[C]], argv: Sequence[str]) -> C:
-    """The configuration from a command line as `read_config` takes it, in the schema of its `task`.
+    """Read a configuration from a command line as `read_config` does, in the schema of its `task`.
 
-    The first schema is that of a configuration which names no task.
+    A configuration without a task has the first schema.
 
     Raises:
-        ConfigError: as `read_config`, or the task is not known.
+        ConfigError: as in `read_config`, or the task is unknown.
     """
     parts = _parse(argv)
-    by = next((part for part in reversed(parts) if "task" in part.values), None)
-    task = by.values["task"] if by else next(iter(schemas))
+    task_part = next((part for part in reversed(parts) if "task" in part.values), None)
+    task = task_part.values["task"] if task_part else next(iter(schemas))
     if not isinstance(task, str) or task not in schemas:
-        assert by is not None
+        assert task_part is not None
         raise ConfigError(
-            f"{by.place('task')}{by.quote('task', task)} must be one of {', '.join(schemas)}: set "
-            f"it in {parts[0].source}"
+            f"{task_part.place('task')}{task_part.quote('task', task)} must be one of "
+            f"{', '.join(schemas)}: set it in {parts[0].source}"
         )
     others = {f"task={name}": settings_of(s) for name, s in schemas.items() if name != task}
     try:
-        return _config_of(schemas[task], parts, others)
+        return _build_config(schemas[task], parts, others)
     except ConfigError as error:
-        if by:
+        if task_part:
             raise
         raise ConfigError(
-            f"{error} (taken for task={task}, as {parts[0].source} names none)"
+            f"{error} (assuming task={task}, because {parts[0].source} does not set task)"
         ) from error
 
 
 def from_yaml(schema: type[C], text: str) -> C:
-    """What `to_yaml` wrote; a setting that is new since then has its default.
+    """Read a configuration that `to_yaml` wrote; settings added since then get their defaults.
 
     Raises:
-        ConfigError: it is not plain YAML, or a setting is not known here.
+        ConfigError: the text is not plain YAML, or a setting is unknown.
     """
     source = "the configuration of a run"
     try:
         document = plain_yaml.parse(text)
     except plain_yaml.YamlError as error:
         raise ConfigError(f"{source} is not plain YAML: {error}") from error
-    return _config_of(schema, [_part_of(document, source)])
+    return _build_config(schema, [_part_of(document, source)])
 
 
 def from_record(schema: type[C], values: dict[str, Any], source: str) -> C:
-    """The configuration that `source` recorded with `dataclasses.asdict`, as `from_yaml`."""
-    return _config_of(schema, [_Part(values, source)])
+    """Read a configuration that `source` recorded with `dataclasses.asdict`; as `from_yaml`."""
+    return _build_config(schema, [_Part(values, source)])
 
 
 def _parse(argv: Sequence[str]) -> list[_Part]:
@@ -119,47 +124,52 @@ def _parse(argv: Sequence[str]) -> list[_Part]:
         raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
     path = Path(argv[0])
     if not path.is_file():
-        raise ConfigError(f"{path} is not a file; the configurations that come along are configs/*")
+        raise ConfigError(f"{path} is not a file. Try one of configs/*.")
     parts = [_read_yaml(path)]
     for override in argv[1:]:
         key, equals, text = override.partition("=")
         if not equals or override.startswith(("-", "=")):
-            raise ConfigError(f"{override!r} must read key=value, for example optim.lr=3e-4")
+            raise ConfigError(f"{override!r} must be key=value, for example optim.lr=3e-4")
         try:
             value = plain_yaml.parse(text).values
         except plain_yaml.YamlError as error:
             raise ConfigError(
-                f"{override!r} must hold YAML after its first '=', and cannot be read as such: "
-                f"{error}"
+                f"{override!r} must have YAML after the first '=': {error}"
             ) from error
         parts.append(_Part(_nested(key, value)))
     return parts
 
 
-def _config_of(
+def _build_config(
     schema: type[C], parts: Sequence[_Part], others: Mapping[str, Collection[str]] | None = None
 ) -> C:
-    """Later parts replace values of earlier ones; `others` are keys of other schemas.
+    """Merge the parts, of which later ones override earlier ones, into an instance of the schema.
 
-    A schema may have a static method `from_data`. It takes all values that are given, by key, and
-    returns defaults that depend on the data which they name, by key.
+    A schema may have a static method `from_data`. It receives all given values by key, and returns
+    defaults by key that depend on the data they name.
+
+    Args:
+        schema: dataclass of dataclasses.
+        parts: values by source.
+        others: keys of other schemas, for suggestions.
     """
     known = settings_of(schema)
     _check(parts, known, others or {})
-    # From here on these are plain values of the right types: OmegaConf has nothing to fill in.
+    # The values are now plain and have the right types, so OmegaConf does not interpolate anything.
     layers = [OmegaConf.create(part.values) for part in parts]
     given: Any = OmegaConf.to_container(OmegaConf.merge(*layers))
     leaves = [(key, value) for key, value in _leaves(given, known) if "[]" not in key]
     try:
         from_data = getattr(schema, "from_data", lambda given: {})
         derived = from_data({key: convert(known[key].type, value) for key, value in leaves})
-        below = [OmegaConf.create(_nested(key, value)) for key, value in derived.items()]
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), *below, *layers))
+        defaults = [OmegaConf.create(_nested(key, value)) for key, value in derived.items()]
+        structure = OmegaConf.structured(schema)
+        config = OmegaConf.to_object(OmegaConf.merge(structure, *defaults, *layers))
     except MissingMandatoryValue as error:
         key, source = error.full_key or "a setting", parts[0].source
-        what = f". It is: {known[key].text}" if key in known else ""
+        meaning = f". It is: {known[key].text}" if key in known else ""
         raise ConfigError(
-            f"{key} has no value: set it in {source} or on the command line{what}"
+            f"{key} has no value: set it in {source} or on the command line{meaning}"
         ) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -170,10 +180,10 @@ def _config_of(
 def _check(
     parts: Sequence[_Part], known: Mapping[str, Setting], others: Mapping[str, Collection[str]]
 ) -> None:
-    """Refuse what is no setting, and values of a wrong type; all of them in one error.
+    """Refuse unknown keys and values of a wrong type, all of them in one error.
 
-    A wrong value at the top that is not replaced, as the task, may mean that all keys are those of
-    another schema: it comes first, then unknown keys, then wrong values.
+    A wrong top-level value that is not overridden, such as the task, may mean that all keys belong
+    to another schema. So it is reported alone; otherwise unknown keys are, then wrong values.
     """
     sections = {key.partition(".")[0] for key in known}
     at_top: list[str] = []
@@ -186,19 +196,20 @@ def _check(
                 replaced = any(key in later.values for later in parts[number:])
                 if not replaced and (problem := _problem(part, key, value, known[key])):
                     (wrong if "." in key else at_top).append(place + problem)
-            elif inside := _inside(key, known):
-                # without those of the items of lists
-                names = [name.removeprefix(f"{key}.") for name in inside if "[]" not in name]
+            elif in_section := _keys_in_section(key, known):
+                # Keys of list items are left out.
+                names = [name.removeprefix(f"{key}.") for name in in_section if "[]" not in name]
                 names = ", ".join(names)
                 wrong.append(f"{place}{quoted} must be a section, with values of {names}")
             else:
-                unknown.append(place + refuse(key, known, others, part.name(key, sections)))
+                name = part.name(key, sections)
+                unknown.append(place + unknown_key_message(key, known, others, name))
     if problems := at_top or unknown or wrong:
         raise ConfigError("\n".join(problems))
 
 
 def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
-    """Why a setting cannot have this value; None if it can."""
+    """Return why a setting cannot have this value; None if it can."""
     try:
         convert(setting.type, value)
     except MismatchError as error:
@@ -206,11 +217,11 @@ def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
             return f"{part.quote(key, value)} {error}"
         must = f"{part.quote(key, value)} must be {setting.kind}"
         if isinstance(value, float) and value.is_integer() and "whole number" in must:
-            must += ", without e or point" + ("" if part.source else f": {value:.0f}")
+            must += ", without exponent or point" + ("" if part.source else f": {value:.0f}")
         elif setting.kind.startswith("text") and isinstance(value, (bool, int, float)):
             must += ": put it in quotes"
             if not part.source:
-                must += f""", {key}='"{written(value)}"'"""
+                must += f""", {key}='"{format_value(value)}"'"""
         return must
     return None
 
@@ -218,23 +229,24 @@ def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
 def _leaves(
     values: Mapping[str, Any], known: Collection[str], prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Key and value of all that is set; what is in a list comes before the list."""
+    """Yield each key that is set, with its value; keys of list items come before the list."""
     for name, value in values.items():
-        # a name with dots or brackets must not pass for the key of a setting
+        # A name with dots or brackets must not be mistaken for the key of a setting.
         key = prefix + (name if _NAME.fullmatch(name) else repr(name))
         is_section = isinstance(value, dict) and key not in known
-        if is_section and (value or _inside(key, known)) and prefix.count(".") < _DEEPEST:
+        has_keys = value or _keys_in_section(key, known)
+        if is_section and has_keys and prefix.count(".") < _MAX_DEPTH:
             yield from _leaves(value, known, f"{key}.")
             continue
-        items = value if isinstance(value, list) and _inside(f"{key}[]", known) else ()
+        items = value if isinstance(value, list) and _keys_in_section(f"{key}[]", known) else ()
         for item in items:
             if isinstance(item, dict):
                 yield from _leaves(item, known, f"{key}[].")
         yield key, value
 
 
-def _inside(section: str, known: Collection[str]) -> list[str]:
-    """The settings of a section; none if it is not one."""
+def _keys_in_section(section: str, known: Collection[str]) -> list[str]:
+    """List the settings of a section; empty if there is no such section."""
     return [key for key in known if key.startswith(f"{section}.")]
 
 
@@ -248,22 +260,20 @@ def _read_yaml(path: Path) -> _Part:
     try:
         return _part_of(plain_yaml.load(path), str(path))
     except plain_yaml.YamlError as error:
-        raise ConfigError(
-            f"{path} must be a YAML file, and cannot be read as one: {error}"
-        ) from error
+        raise ConfigError(f"{path} must be a YAML file: {error}") from error
 
 
 def _part_of(document: plain_yaml.Document, source: str) -> _Part:
     values = {} if document.values is None else document.values
     if not isinstance(values, dict):
-        what = "a list" if isinstance(values, list) else "a single value"
+        kind = "a list" if isinstance(values, list) else "a single value"
         raise ConfigError(
-            f"{source} must map model, data, optim and run to their values, and holds {what}: see "
-            "configs/quickstart.yaml"
+            f"{source} must map model, data, optim and run to their values, but contains {kind}: "
+            "see configs/quickstart.yaml"
         )
     return _Part(values, source, document.lines)
 
 
 def to_yaml(config: Any) -> str:
-    """The whole configuration as YAML, which `read_config` and `from_yaml` read back."""
+    """Write the whole configuration as YAML that `read_config` and `from_yaml` read back."""
     return plain_yaml.dump(asdict(config))

@@ -1,6 +1,6 @@
-"""What settings a schema, a dataclass of dataclasses, has: key, type, default and docstring.
+"""Settings of a schema, which is a dataclass of dataclasses: key, type, default and docstring.
 
-A docstring stands below its field (PEP 257), where Python does not keep it: it is read from the
+The docstring is the string below a field (PEP 257). Python discards it, so it is read from the
 source.
 """
 
@@ -26,28 +26,28 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One value that a configuration may hold."""
+    """One setting of a configuration."""
 
     key: str
-    """As on the command line: model.mask.block_size. data.phases[].steps is one of each phase."""
+    """Key on the command line: model.mask.block_size, or data.phases[].steps for list items."""
     kind: str
-    """Its type in words, "a whole number" or the names to choose from."""
+    """Type in words: "a whole number", or the possible values."""
     default: Any
-    """What it is where nobody sets it; MISSING (of dataclasses) if somebody must."""
+    """Default value, or dataclasses.MISSING if the setting is required."""
     text: str
-    """Its docstring in one line."""
+    """Docstring in one line."""
     type: Any
-    """Its annotation."""
+    """Type annotation."""
 
 
 @cache
 def settings_of(schema: type) -> Mapping[str, Setting]:
-    """The settings of a schema by key, in its order."""
+    """Return the settings of a schema by key, in the order of the schema."""
     return {setting.key: setting for setting in _settings(schema, "")}
 
 
-def written(value: Any) -> str:
-    """A value of plain types as it is written on the command line."""
+def format_value(value: Any) -> str:
+    """Format a value of plain types as on the command line."""
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), default=str)
@@ -64,40 +64,40 @@ def _settings(schema: type, prefix: str) -> Iterator[Setting]:
         if field.default_factory is not MISSING:
             default = field.default_factory()
         text = texts.get(field.name, "")
-        yield Setting(key=key, kind=_in_words(kind), default=default, text=text, type=kind)
+        yield Setting(key=key, kind=_type_in_words(kind), default=default, text=text, type=kind)
         if get_origin(kind) is list:
-            (of,) = get_args(kind)
-            if is_dataclass(of):
-                assert isinstance(of, type)
-                yield from _settings(of, f"{key}[].")
+            (item,) = get_args(kind)
+            if is_dataclass(item):
+                assert isinstance(item, type)
+                yield from _settings(item, f"{key}[].")
 
 
-def _in_words(kind: Any) -> str:
-    *others, last = _words(kind)
+def _type_in_words(kind: Any) -> str:
+    *others, last = _alternatives(kind)
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _words(kind: Any) -> list[str]:
-    """Of the values that a type has, or of each type of a union."""
-    origin, of = get_origin(kind), get_args(kind)
+def _alternatives(kind: Any) -> list[str]:
+    """List the values of a Literal, or describe each type of a union."""
+    origin, args = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return [str(value) for value in of]
+        return [str(value) for value in args]
     if origin is tuple:
-        return [f"a list of {len(of)}, each {_in_words(of[0])}"]
+        return [f"a list of {len(args)}, each {_type_in_words(args[0])}"]
     if origin is list:
-        return ["a list" if is_dataclass(of[0]) else f"a list, each {_in_words(of[0])}"]
-    if origin in (UnionType, Union):  # a | b, and what it is where a is a Literal
-        return [word for each in of for word in _words(each)]
+        return ["a list" if is_dataclass(args[0]) else f"a list, each {_type_in_words(args[0])}"]
+    if origin in (UnionType, Union):  # a | b is a typing.Union if a is a Literal
+        return [text for arg in args for text in _alternatives(arg)]
     return [_KINDS[kind]]
 
 
 def _docstrings(schema: type) -> dict[str, str]:
-    """Of the fields by name, those that a dataclass inherits included."""
+    """Return the docstrings of a dataclass's fields by name, including inherited ones."""
     texts = {}
-    for each in reversed(schema.__mro__):
-        if not is_dataclass(each):
+    for dataclass_ in reversed(schema.__mro__):
+        if not is_dataclass(dataclass_):
             continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(dataclass_))).body
         assert isinstance(definition, ast.ClassDef)
         for statement, following in pairwise(definition.body):
             match statement, following:

@@ -1,4 +1,4 @@
-"""What somebody meant who wrote a key that is no setting."""
+"""Suggestions for unknown keys in a configuration."""
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -43,55 +43,58 @@ OTHER_NAMES = {
     "compile": ["torch_compile"],
     "wandb": ["wandb_log", "report_to"],
 }
-"""Names of our settings in nanoGPT, transformers and Lightning, where those differ."""
+"""Names of our settings in nanoGPT, transformers and Lightning, if they differ."""
 
 
-def refuse(
+def unknown_key_message(
     key: str,
     known: Collection[str],
-    elsewhere: Mapping[str, Collection[str]],
-    called: str | None = None,
+    other_schemas: Mapping[str, Collection[str]],
+    shown_as: str | None = None,
 ) -> str:
-    """Say that `key` is no setting, and which of the `known` ones was meant.
+    """Return an error message for a key that is not a setting, with a suggestion.
 
     Args:
-        key: "section.name", as somebody wrote it.
-        known: the keys of all settings.
-        elsewhere: those of other schemas, by what makes a run one of them: "task=...".
-        called: what to call the key, where it must not be printed.
+        key: "section.name", as the user wrote it.
+        known: keys of all settings.
+        other_schemas: keys of other schemas, by the setting that selects them: "task=...".
+        shown_as: text to print instead of the key, if the key must not be printed.
     """
     section, _, name = key.rpartition(".")
-    verdict = f"{called or key} is not a setting: "
-    known = [k for k in known if ("[]." in k) == ("[]." in key)]  # items of a list for themselves
-    if section and (ends := [k for k in known if k.endswith(f".{key}")]):
-        return f"{verdict}did you mean {_either(ends)}?"
-    meant = [our for our, others in OTHER_NAMES.items() if name in others]
-    if ours := [k for our in meant for k in _named(our, known)]:
-        return f"{verdict}did you mean {_either(ours)}?"
-    if owned := _named(name, known):
-        owners = _either([owner.rpartition(".")[0] or "no section" for owner in owned])
-        return f"{verdict if section else ''}{name} is a setting of {owners}: {_either(owned)}"
-    for run, keys in elsewhere.items():
+    verdict = f"{shown_as or key} is not a setting: "
+    # Keys of list items are suggested only for keys of list items.
+    known = [k for k in known if ("[]." in k) == ("[]." in key)]
+    if section and (matches := [k for k in known if k.endswith(f".{key}")]):
+        return f"{verdict}did you mean {_join(matches)}?"
+    our_names = [our for our, others in OTHER_NAMES.items() if name in others]
+    if matches := [k for our in our_names for k in _keys_named(our, known)]:
+        return f"{verdict}did you mean {_join(matches)}?"
+    if matches := _keys_named(name, known):
+        sections = _join([k.rpartition(".")[0] or "no section" for k in matches])
+        return f"{verdict if section else ''}{name} is a setting of {sections}: {_join(matches)}"
+    for run, keys in other_schemas.items():
         if key in keys:
             return f"{key} is a setting of {run}"
-        if there := _named(name, keys):
-            return f"{verdict}{_either(there)} is a setting of {run}"
+        if matches := _keys_named(name, keys):
+            return f"{verdict}{_join(matches)} is a setting of {run}"
     names = {k.rpartition(".")[2] for k in known}
-    near = get_close_matches(key, known, n=1, cutoff=0.8) or [
-        k for near in get_close_matches(name, names, n=1, cutoff=0.7) for k in _named(near, known)
+    matches = get_close_matches(key, known, n=1, cutoff=0.8) or [
+        k
+        for close in get_close_matches(name, names, n=1, cutoff=0.7)
+        for k in _keys_named(close, known)
     ]
-    if near:
-        return f"{verdict}did you mean {_either(near)}?"
-    inside = [k.removeprefix(f"{section}.") for k in known if k.startswith(f"{section}.")]
-    if section and inside:
-        return f"{verdict}{section} has {', '.join(inside)}"
+    if matches:
+        return f"{verdict}did you mean {_join(matches)}?"
+    in_section = [k.removeprefix(f"{section}.") for k in known if k.startswith(f"{section}.")]
+    if section and in_section:
+        return f"{verdict}{section} has {', '.join(in_section)}"
     sections = dict.fromkeys(k.partition(".")[0] for k in known)
     return f"{verdict}a configuration has {', '.join(sections)}"
 
 
-def _named(name: str, keys: Collection[str]) -> list[str]:
+def _keys_named(name: str, keys: Collection[str]) -> list[str]:
     return [key for key in keys if key.rpartition(".")[2] == name]
 
 
-def _either(words: list[str]) -> str:
-    return " or ".join(words)
+def _join(keys: list[str]) -> str:
+    return " or ".join(keys)

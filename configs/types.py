@@ -1,4 +1,4 @@
-"""Strict conversion of plain values to the types of a schema: no type is taken for another."""
+"""Strict conversion of plain values to the types of a schema, without implicit casts."""
 
 import unicodedata
 from dataclasses import is_dataclass
@@ -7,35 +7,35 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 
 class MismatchError(ValueError):
-    """A value that is not of its setting's type; `str()` is a reason beyond that, or empty."""
+    """Error for a value of the wrong type; the message is empty unless there is another reason."""
 
 
 def convert(kind: Any, value: Any) -> Any:
-    """A value of plain types as one of the type `kind`; dataclasses are made by the caller.
+    """Convert a value of plain types to the type `kind`; the caller constructs dataclasses.
 
-    A number is not text, and neither 0 nor 1 is a boolean. A whole number is also a float.
+    A number is not text, and 0 and 1 are not booleans. A whole number is also a valid float.
 
     Raises:
-        MismatchError: it is not one.
+        MismatchError: the value does not have this type.
     """
     if type(value) is str and "${" in value:
-        raise MismatchError("holds ${, and nothing is filled in: write out what it stands for")
-    origin, of = get_origin(kind), get_args(kind)
+        raise MismatchError("contains ${, which is not interpolated: write out the value")
+    origin, args = get_origin(kind), get_args(kind)
     if origin in (UnionType, Union):
-        for each in of:
+        for arg in args:
             try:
-                return convert(each, value)
+                return convert(arg, value)
             except MismatchError as error:
                 if str(error):
                     raise
         raise MismatchError
     if origin is Literal:
-        if any(value == each and type(value) is type(each) for each in of):
+        if any(value == choice and type(value) is type(choice) for choice in args):
             return value
     elif origin in (tuple, list):
-        if isinstance(value, (list, tuple)) and (origin is list or len(value) == len(of)):
-            if not is_dataclass(of[0]):
-                return origin(convert(of[0], item) for item in value)
+        if isinstance(value, (list, tuple)) and (origin is list or len(value) == len(args)):
+            if not is_dataclass(args[0]):
+                return origin(convert(args[0], item) for item in value)
             if not all(isinstance(item, dict) for item in value):
                 raise MismatchError("must be a list of settings, as in [{path: out/data}]")
             return value
@@ -51,6 +51,6 @@ def convert(kind: Any, value: Any) -> Any:
 
 def _check_text(text: str) -> None:
     if text == "???":
-        raise MismatchError("is ???, which stands for no value: set it, or leave it out")
+        raise MismatchError("is ???, which means a missing value: set it, or leave it out")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
-        raise MismatchError("holds a control character: leave it out")
+        raise MismatchError("contains a control character: remove it")

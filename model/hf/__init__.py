@@ -1,8 +1,8 @@
-"""Weights in and out: our state and configuration against those of Hugging Face's transformers.
+"""Convert weights and configurations from and to Hugging Face's transformers.
 
-The other side is a state dict and the config.json of GPT2LMHeadModel, for learned positions, or of
-GPTNeoXForCausalLM, for rotary ones; or of the same model without its head, whose names lack the
-prefix. Nothing is rounded on the way in, and on the way out only where another dtype is asked for.
+The transformers model is a GPT2LMHeadModel for learned positions, or a GPTNeoXForCausalLM for
+rotary ones. Models without a head, whose names lack the prefix, can also be imported. Imports are
+exact. Exports round only if another dtype is requested.
 """
 
 from collections.abc import Mapping
@@ -15,29 +15,30 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.hf.gpt2 import GPT2
 from model.hf.gpt_neox import GPT_NEOX
-from model.hf.layout import ANYWHERE, Layout, Pair, config_error
+from model.hf.layout import ANYWHERE, Conversion, Layout, config_error
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Of the tensors in a checkpoint; float32 holds every value of each."""
+"""Supported dtypes of a checkpoint. float32 represents every value of each exactly."""
 
 LAYOUTS = {layout.model_type: layout for layout in (GPT2, GPT_NEOX)}
 _MAX_NAMES = 12
 
 
 def layout_for(config: ModelConfig) -> Layout:
-    """The model of transformers that a model of ours is written as."""
+    """Return the transformers model that a model is exported as."""
     return GPT_NEOX if config.positions == "rotary" else GPT2
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
-    """The model that a config.json describes.
+    """Build the configuration of the model that a config.json describes.
 
     Args:
-        hf: the contents of config.json. The sizes must be there; for the rest, transformers'
-            defaults hold. What changes no number of the model in evaluation is not looked at.
+        hf: contents of config.json. The sizes are required; other settings have transformers'
+            defaults. Settings that do not affect the model in evaluation are ignored.
 
     Raises:
-        ValueError: a value is missing or of the wrong type, or describes a model that ours is not.
+        ValueError: a value is missing, has the wrong type, or describes a model that Papilio does
+            not implement.
     """
     kind = hf.get("model_type", GPT2.model_type)
     if not isinstance(kind, str) or kind not in LAYOUTS:
@@ -51,7 +52,7 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
             only = " or ".join(map(repr, choice.allowed))
             why = f", and this model can only be {only}: no other {layout.name} can be imported."
             raise config_error(name, value, why)
-    sizes: dict[str, Any] = {ours: _size(hf, theirs) for theirs, ours in layout.sizes.items()}
+    sizes: dict[str, Any] = {name: _size(hf, hf_name) for hf_name, name in layout.sizes.items()}
     inner, width = hf.get(layout.width, layout.width_default), 4 * sizes["n_embd"]
     if inner is not None and inner != width:
         why = f", and this model's MLP is always 4 * n_embd={width} wide: no other can be imported."
@@ -60,8 +61,8 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
     if len(set(rates.values())) > 1:
         raise ValueError(
             f"config.json has {' and '.join(f'{name}={rate}' for name, rate in rates.items())}, "
-            ", and this model has one rate for both: give them one value there, which changes "
-            "training alone."
+            "and this model has one rate for both: give them the same value, which affects only "
+            "training."
         )
     return ModelConfig(
         **sizes,
@@ -72,15 +73,15 @@ def config_from_hf(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def config_to_hf(config: ModelConfig, *, eot_id: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The contents of config.json for `layout_for(config)`.
+    """Build the contents of config.json for `layout_for(config)`.
 
     Args:
         config: the model.
         eot_id: id of the token that ends, and in GPT-2 also starts, a document.
-        dtype: of the tensors that lie beside it.
+        dtype: dtype of the exported tensors.
 
     Raises:
-        ValueError: transformers has no model that computes what this one does.
+        ValueError: transformers does not have an equivalent model.
     """
     check_expressible(config)
     layout = layout_for(config)
@@ -88,7 +89,7 @@ def config_to_hf(config: ModelConfig, *, eot_id: int, dtype: torch.dtype) -> dic
         "architectures": [layout.architecture],
         "model_type": layout.model_type,
         **{name: choice.allowed[0] for name, choice in layout.choices.items()},
-        **{theirs: getattr(config, ours) for theirs, ours in layout.sizes.items()},
+        **{hf_name: getattr(config, name) for hf_name, name in layout.sizes.items()},
         layout.width: config.mlp_width,
         **dict.fromkeys(layout.dropout, config.dropout),
         layout.attention_dropout: config.attention_dropout,
@@ -100,29 +101,29 @@ def config_to_hf(config: ModelConfig, *, eot_id: int, dtype: torch.dtype) -> dic
 
 
 def check_expressible(config: ModelConfig) -> None:
-    """Refuse a model that transformers' model for it cannot compute.
+    """Refuse a model that its transformers counterpart cannot represent.
 
     Raises:
-        ValueError: names the first field that stands in the way.
+        ValueError: the message names the first field that prevents the export.
     """
     layout = layout_for(config)
     if config.mask.pattern != "dense":
         raise ValueError(
             f"model.mask.pattern={config.mask.pattern} cannot be exported: Hugging Face's "
-            f"{layout.name} attends to every token before, and would compute something else from "
-            "these weights."
+            f"{layout.name} attends to all earlier tokens, and would give other results with these "
+            "weights."
         )
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name not in ANYWHERE | layout.free and value != field.default:
             raise ValueError(
                 f"model.{field.name}={value!r} cannot be exported: Hugging Face's {layout.name} "
-                f"has only what model.{field.name}={field.default!r} means here."
+                f"only implements the equivalent of model.{field.name}={field.default!r}."
             )
 
 
 def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """The state of our `GPT` from that of transformers' model, with or without its head.
+    """Convert the state dict of transformers' model, with or without its head, for our `GPT`.
 
     Args:
         tensors: by name, with or without the prefix "transformer." or "gpt_neox.", float32,
@@ -131,27 +132,27 @@ def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
         config: from `config_from_hf`.
 
     Returns:
-        float32, contiguous, for `load_state_dict`; padded rows of the embedding are 0. They may
-        share memory with `tensors`.
+        Contiguous float32 tensors for `load_state_dict`. Padding rows of the embedding are 0. The
+        tensors may share memory with `tensors`.
 
     Raises:
-        ValueError: names tensors that are missing, unexpected, of another shape or dtype, or there
-            twice; or the head is not the embedding.
+        ValueError: tensors are missing, unexpected, duplicated, or of another shape or dtype, or
+            the head is not tied to the embedding. The message names them.
     """
     layout = layout_for(config)
-    found: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         short = name.removeprefix(layout.prefix)
-        if short in found:
+        if short in parameters:
             raise ValueError(
                 f"the checkpoint has both {layout.prefix}{short} and {short}: keep one."
             )
         if not layout.buffers.fullmatch(short):
-            found[short] = tensor
-    heads = {name: found.pop(name) for name in layout.heads if name in found}
-    pairs = {pair.theirs: pair for pair in layout.pairs(config)}
-    _check_tensors(found, pairs, layout.name)
-    embedding = found[layout.embedding]
+            parameters[short] = tensor
+    heads = {name: parameters.pop(name) for name in layout.heads if name in parameters}
+    conversions = {c.hf_name: c for c in layout.conversions(config)}
+    _check_tensors(parameters, conversions, layout.name)
+    embedding = parameters[layout.embedding]
     for name, head in heads.items():
         if not torch.equal(head, embedding):
             raise ValueError(
@@ -159,13 +160,13 @@ def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
                 "table for both: only checkpoints with a tied head can be imported."
             )
     state = {}
-    for theirs, tensor in found.items():
-        pair = pairs[theirs]
+    for hf_name, tensor in parameters.items():
+        conversion = conversions[hf_name]
         if not tensor.isfinite().all():
             raise ValueError(
-                f"{theirs} of the checkpoint has values that are not finite: get it again."
+                f"{hf_name} of the checkpoint has values that are not finite: download it again."
             )
-        state[pair.ours] = pair.to_ours(tensor).float().contiguous()
+        state[conversion.name] = conversion.from_hf(tensor).float().contiguous()
     padded = torch.zeros(config.padded_vocab_size, config.n_embd)
     padded[: config.vocab_size] = embedding
     state["tok_emb.weight"] = padded
@@ -175,54 +176,58 @@ def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
 def state_to_hf(
     state: Mapping[str, Tensor], config: ModelConfig, *, dtype: torch.dtype = torch.float32
 ) -> dict[str, Tensor]:
-    """The state of transformers' model from that of our `GPT`; the inverse of `state_from_hf`.
+    """Convert the state dict of our `GPT` for transformers' model; inverse of `state_from_hf`.
 
-    Biases that a model does not have are 0 there.
+    If the model does not have biases, they are exported as 0.
 
     Args:
         state: `GPT.state_dict()`, float32.
-        config: of that model.
-        dtype: of the result; one of `DTYPES`.
+        config: configuration of that model.
+        dtype: dtype of the result; one of `DTYPES`.
 
     Returns:
-        Contiguous tensors, without vocabulary padding and, as it is tied, without the head. They
-        may share memory with `state`.
+        Contiguous tensors, without vocabulary padding and without the head, which is tied. They may
+        share memory with `state`.
 
     Raises:
-        ValueError: transformers has no model that computes what this one does, or a weight is not
-            finite, or too large for `dtype`.
+        ValueError: transformers does not have an equivalent model, or a weight is not finite, or
+            too large for `dtype`.
     """
     check_expressible(config)
     layout = layout_for(config)
-    pairs = layout.pairs(config)
-    absent = {p.ours for p in pairs if p.ours.endswith(".bias") and not config.bias}
-    assert state.keys() == {pair.ours for pair in pairs} - absent
+    conversions = layout.conversions(config)
+    absent = {c.name for c in conversions if c.name.endswith(".bias") and not config.bias}
+    assert state.keys() == {c.name for c in conversions} - absent
     tensors = {}
-    for pair in pairs:
-        if pair.ours in absent:
-            tensors[layout.prefix + pair.theirs] = torch.zeros(pair.shape, dtype=dtype)
+    for conversion in conversions:
+        name, hf_name = conversion.name, layout.prefix + conversion.hf_name
+        if name in absent:
+            tensors[hf_name] = torch.zeros(conversion.hf_shape, dtype=dtype)
             continue
-        tensor = state[pair.ours]
-        if pair.ours == "tok_emb.weight":
+        tensor = state[name]
+        if name == "tok_emb.weight":
             tensor = tensor[: config.vocab_size]
         if not tensor.isfinite().all():
             raise ValueError(
-                f"{pair.ours} has values that are not finite: the model is broken, export an older "
+                f"{name} has values that are not finite: the model is broken, export an older "
                 "checkpoint."
             )
-        converted = pair.to_theirs(tensor).to(dtype).contiguous()
+        converted = conversion.to_hf(tensor).to(dtype).contiguous()
         if converted.isinf().any():
             raise ValueError(
-                f"{pair.ours} reaches {tensor.abs().max():.4g}, and {dtype} ends at "
+                f"{name} reaches {tensor.abs().max():.4g}, and {dtype} ends at "
                 f"{torch.finfo(dtype).max:.4g}: choose a wider dtype."
             )
-        tensors[layout.prefix + pair.theirs] = converted
+        tensors[hf_name] = converted
     return tensors
 
 
-def _check_tensors(found: Mapping[str, Tensor], pairs: Mapping[str, Pair], model: str) -> None:
-    """Refuse what does not have the names, shapes and dtypes of such a model."""
-    missing, unexpected = sorted(pairs.keys() - found), sorted(found.keys() - pairs)
+def _check_tensors(
+    tensors: Mapping[str, Tensor], conversions: Mapping[str, Conversion], model: str
+) -> None:
+    """Refuse tensors whose names, shapes or dtypes are not those of the model."""
+    missing = sorted(conversions.keys() - tensors)
+    unexpected = sorted(tensors.keys() - conversions)
     problems = [f"lacks {_listing(missing)}"] if missing else []
     if unexpected:
         problems.append(f"has {_listing(unexpected)}, which {model} does not have")
@@ -232,9 +237,9 @@ def _check_tensors(found: Mapping[str, Tensor], pairs: Mapping[str, Pair], model
             f"of one {model}."
         )
     shapes = [
-        f"{name} is {tuple(tensor.shape)} and not {pairs[name].shape}"
-        for name, tensor in found.items()
-        if tuple(tensor.shape) != pairs[name].shape
+        f"{name} is {tuple(tensor.shape)} and not {conversions[name].hf_shape}"
+        for name, tensor in tensors.items()
+        if tuple(tensor.shape) != conversions[name].hf_shape
     ]
     if shapes:
         raise ValueError(
@@ -242,12 +247,12 @@ def _check_tensors(found: Mapping[str, Tensor], pairs: Mapping[str, Pair], model
         )
     dtypes = [
         f"{name} is {tensor.dtype}"
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
         if tensor.dtype not in DTYPES.values()
     ]
     if dtypes:
         raise ValueError(
-            f"the checkpoint must be in {', '.join(DTYPES)}, which float32 can hold exactly: "
+            f"the tensors must be {', '.join(DTYPES)}, which float32 represents exactly: "
             f"{_listing(dtypes)}."
         )
 

@@ -1,6 +1,6 @@
-"""Models with learned positions as transformers' GPT2LMHeadModel.
+"""Layout of transformers' GPT2LMHeadModel, for models with learned positions.
 
-Its Conv1D stores a weight as (in, out), torch's Linear as (out, in).
+Its Conv1D stores weights as (in, out), torch's Linear as (out, in).
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import Any
 
 from model.hf.layout import Choice, Layout, config_error
 
-SCALED = "scale_attn_by_inverse_layer_idx"  # one name on both sides
+SCALED = "scale_attn_by_inverse_layer_idx"  # the same name in both configurations
 
 
 def _read(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,10 +33,10 @@ GPT2 = Layout(
         *("h.{}.ln_2", "h.{}.mlp.c_fc", "h.{}.mlp.c_proj"),
     ),
     transposed=True,
-    # the causal mask, and what hidden scores were set to
+    # the causal mask, and the score of masked positions
     buffers=re.compile(r"h\.\d+\.attn\.(masked_)?bias"),
     choices={
-        # two names of one function
+        # two names of the same function
         "activation_function": Choice("gelu_new", ("gelu_new", "gelu_pytorch_tanh")),
         "layer_norm_epsilon": Choice(1e-5, (1e-5,)),  # torch's default
         "scale_attn_weights": Choice(True, (True,)),

@@ -1,8 +1,7 @@
-"""Models with rotary positions as transformers' GPTNeoXForCausalLM.
+"""Layout of transformers' GPTNeoXForCausalLM, for models with rotary positions.
 
-With use_parallel_residual=False and rotary_pct=1 a GPT-NeoX is a GPT-2 with rotary positions. Its
-projection to queries, keys and values has the three of a head together, (H, 3, D), where ours has
-all queries first, (3, H, D).
+With use_parallel_residual=False and rotary_pct=1, a GPT-NeoX is a GPT-2 with rotary positions. Its
+QKV projection groups rows by head, (H, 3, D). Ours has all queries first, (3, H, D).
 """
 
 import re
@@ -14,13 +13,13 @@ from model.hf.layout import Choice, Layout, config_error
 
 
 def _read(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary positions as transformers 5 says them, or as older versions did."""
+    """Read the settings of rotary positions, in the format of transformers 5 or an older one."""
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise config_error("rope_parameters", rope, ", which must be an object.")
     share = rope.get("partial_rotary_factor", hf.get("rotary_pct", 0.25))
     if share != 1:
-        why = ", and this model turns whole heads: only rotary_pct=1 can be imported."
+        why = ", and this model rotates whole heads: only rotary_pct=1 can be imported."
         raise config_error("rotary_pct", share, why)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear"):
@@ -42,7 +41,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    """What `_read` reads, in both ways."""
+    """Write the settings that `_read` reads, in both formats."""
     scaled = config.rope_scaling != 1.0
     factor: dict[str, Any] = {"factor": config.rope_scaling} if scaled else {}
     kind = "linear" if scaled else "default"

@@ -1,4 +1,4 @@
-"""What a model of Hugging Face's must say of itself, for ours to be written as it and read from it.
+"""Parameter names, shapes and config.json fields of a transformers model for import and export.
 
 Shapes: C n_embd, V vocab_size, T context_length.
 """
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from model.config import ModelConfig
 
-_MOST_CHARS = 60
+_MAX_CHARS = 60
 _BLOCK = {
     **{"ln_1": (1,), "attn.qkv_proj": (3, 1), "attn.out_proj": (1, 1)},
     **{"ln_2": (1,), "mlp.fc_in": (4, 1), "mlp.fc_out": (1, 4)},
 }
-"""Layers of a block of ours, and the shapes of their weights in units of C."""
+"""Layers of our block, and the shapes of their weights in units of C."""
 
 
 def _unchanged(x: Tensor) -> Tensor:
@@ -26,109 +26,111 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def _regroup(x: Tensor, groups: tuple[int, int]) -> Tensor:
-    """Rows in (a, b, D) order in (b, a, D) order."""
+    """Reorder rows from (a, b, D) to (b, a, D)."""
     return x.unflatten(0, (*groups, -1)).transpose(0, 1).flatten(0, 2)
 
 
-class Pair(NamedTuple):
-    """One parameter on both sides."""
+class Conversion(NamedTuple):
+    """Conversion of one parameter between our model and transformers' model."""
 
-    ours: str
-    theirs: str
-    shape: tuple[int, ...]
-    """Of theirs."""
-    to_theirs: Callable[[Tensor], Tensor] = _unchanged
-    to_ours: Callable[[Tensor], Tensor] = _unchanged
+    name: str
+    hf_name: str
+    hf_shape: tuple[int, ...]
+    to_hf: Callable[[Tensor], Tensor] = _unchanged
+    from_hf: Callable[[Tensor], Tensor] = _unchanged
 
 
 class Choice(NamedTuple):
-    """A setting of theirs that our model has one value of."""
+    """Setting of config.json for which our model implements only one function."""
 
     default: Any
-    """What transformers takes where config.json does not say."""
+    """Transformers' default, used if config.json lacks the setting."""
     allowed: tuple[Any, ...]
-    """What it can be, the first being what is written."""
+    """Values that can be imported. The first one is written on export."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A model of transformers that computes what some of ours do."""
+    """Model class of transformers that computes the same function as some of our models."""
 
     name: str
     model_type: str
     architecture: str
     prefix: str
-    """Of all names but the head's; a checkpoint of the model without its head lacks it."""
+    """Prefix of all names except the head's. A checkpoint without the head lacks it."""
     heads: tuple[str, ...]
-    """Names that versions give to the head's weight; where it is tied, the embedding's again."""
+    """Names of the head's weight in different versions. A tied head repeats the embedding."""
     embedding: str
-    """The embedding's weight, without the prefix."""
+    """Name of the embedding's weight, without the prefix."""
     positions: str | None
-    """The table of learned positions, without the prefix."""
+    """Name of the table of learned positions, without the prefix; None if there is none."""
     norm: str
-    """The last normalisation, without the prefix."""
+    """Name of the final normalisation, without the prefix."""
     block: tuple[str, ...]
-    """Names of the layers of `_BLOCK`, with {} for the number of the block."""
+    """Names of the layers in `_BLOCK`, with {} for the index of the block."""
     transposed: bool = False
-    """Whether linear layers have weights of (in, out), as Conv1D, where torch's have (out, in)."""
+    """Whether linear weights are (in, out), as in Conv1D, instead of torch's (out, in)."""
     by_head: bool = False
-    """Whether the projection to q, k and v has the three of a head together, (H, 3, D), where ours
-    has all queries first, (3, H, D)."""
+    """Whether the QKV projection groups its rows by head, (H, 3, D). Ours are (3, H, D)."""
     buffers: re.Pattern[str]
-    """What older versions saved beside the parameters."""
+    """Names of buffers that older versions saved in addition to the parameters."""
     choices: Mapping[str, Choice]
     sizes: Mapping[str, str]
-    """Whole numbers of a config.json, and the fields of ModelConfig that they are."""
+    """Whole numbers in config.json, and the corresponding fields of ModelConfig."""
     width: str
-    """The width of the MLP, in config.json."""
+    """Name of the MLP's width in config.json."""
     width_default: int | None
-    """What transformers takes where it is not there; None is four times n_embd."""
+    """Transformers' default for the MLP's width; None means four times n_embd."""
     dropout: tuple[str, ...]
-    """Rates of what our `dropout` is one rate for."""
+    """Names of the rates for which our model has one, `dropout`."""
     attention_dropout: str
     default_rate: float
     free: frozenset[str]
-    """Fields of ModelConfig, beside those of `ANYWHERE`, that may have any value in an export."""
+    """Fields of ModelConfig that, in addition to `ANYWHERE`, may have any value in an export."""
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """Of config.json, the fields of ModelConfig that are neither sizes nor rates."""
+    """Read from config.json the fields of ModelConfig that are neither sizes nor rates."""
     write: Callable[[ModelConfig], dict[str, Any]]
-    """The same the other way."""
+    """Inverse of `read`."""
 
-    def pairs(self, config: ModelConfig) -> list[Pair]:
-        """All parameters of a model."""
+    def conversions(self, config: ModelConfig) -> list[Conversion]:
+        """List the conversions of all parameters of a model."""
         C, H = config.n_embd, config.n_head
-        pairs = [Pair("tok_emb.weight", self.embedding, (config.vocab_size, C))]
+        conversions = [Conversion("tok_emb.weight", self.embedding, (config.vocab_size, C))]
         if self.positions is not None:
-            pairs.append(Pair("pos_emb.weight", self.positions, (config.context_length, C)))
-        pairs += [Pair(f"ln_f.{kind}", f"{self.norm}.{kind}", (C,)) for kind in ("weight", "bias")]
+            conversions.append(
+                Conversion("pos_emb.weight", self.positions, (config.context_length, C))
+            )
+        for kind in ("weight", "bias"):
+            conversions.append(Conversion(f"ln_f.{kind}", f"{self.norm}.{kind}", (C,)))
         by_head = partial(_regroup, groups=(3, H)), partial(_regroup, groups=(H, 3))
         for layer in range(config.n_layer):
-            for (name, sides), other in zip(_BLOCK.items(), self.block, strict=True):
-                ours, theirs = f"blocks.{layer}.{name}", other.format(layer)
-                moves = by_head if self.by_head and name == "attn.qkv_proj" else ()
-                shape, weight_moves = tuple(side * C for side in sides), moves
+            for (layer_name, sides), hf_layer in zip(_BLOCK.items(), self.block, strict=True):
+                name, hf_name = f"blocks.{layer}.{layer_name}", hf_layer.format(layer)
+                converters = by_head if self.by_head and layer_name == "attn.qkv_proj" else ()
+                shape, weight_converters = tuple(side * C for side in sides), converters
                 if self.transposed and len(shape) == 2:
-                    shape, weight_moves = shape[::-1], (Tensor.t, Tensor.t)
-                pairs += [
-                    Pair(f"{ours}.weight", f"{theirs}.weight", shape, *weight_moves),
-                    Pair(f"{ours}.bias", f"{theirs}.bias", (sides[0] * C,), *moves),
+                    shape, weight_converters = shape[::-1], (Tensor.t, Tensor.t)
+                conversions += [
+                    Conversion(f"{name}.weight", f"{hf_name}.weight", shape, *weight_converters),
+                    Conversion(f"{name}.bias", f"{hf_name}.bias", (sides[0] * C,), *converters),
                 ]
-        return pairs
+        return conversions
 
 
 ANYWHERE = frozenset(
     {
         *("vocab_size", "context_length", "n_layer", "n_head", "n_embd"),
         *("dropout", "attention_dropout", "positions", "mask"),
-        "bias",  # one of 0 is none
-        *("vocab_multiple", "attention", "residual_in_fp32", "recompute_gelu"),  # at most rounding
+        "bias",  # a bias of 0 equals no bias
+        # These change results by rounding at most.
+        *("vocab_multiple", "attention", "residual_in_fp32", "recompute_gelu"),
     }
 )
-"""Fields of ModelConfig that any layout can write, or looks at itself."""
+"""Fields of ModelConfig that every layout can export, or checks itself."""
 
 
 def config_error(name: str, value: Any, reason: str) -> ValueError:
-    """The error for a value of somebody's config.json, which a long one would fill."""
+    """Build the error for a value in config.json, and shorten a long value."""
     text = repr(value)
-    shown = text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}..."
+    shown = text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
     return ValueError(f"config.json has {name}={shown}{reason}")

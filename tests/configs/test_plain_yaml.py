@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.plain_yaml import LARGEST, YamlError, dump, load, parse
+from configs.plain_yaml import MAX_BYTES, YamlError, dump, load, parse
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_files_that_are_not_text(tmp_path):
         load(path)
     with path.open("wb") as file:
         file.truncate(1 << 40)  # sparse
-    with pytest.raises(YamlError, match=f"{1 << 40} bytes, and a configuration may .* {LARGEST}"):
+    with pytest.raises(YamlError, match=f"{1 << 40} bytes, and a configuration may .* {MAX_BYTES}"):
         load(path)
 
 

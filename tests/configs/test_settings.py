@@ -1,7 +1,7 @@
 from dataclasses import MISSING, dataclass, field
 from typing import Literal
 
-from configs.settings import settings_of, written
+from configs.settings import format_value, settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,7 @@ def test_keys_types_defaults_and_docstrings():
 
 
 def test_values_as_on_the_command_line():
-    assert [written(value) for value in (1e-8, True, None, "a b", (0.9, 0.95), [{"a": 1}])] == [
+    values = 1e-8, True, None, "a b", (0.9, 0.95), [{"a": 1}]
+    assert [format_value(value) for value in values] == [
         "1e-08", "true", "null", "a b", "[0.9,0.95]", '[{"a":1}]'
     ]  # fmt: skip

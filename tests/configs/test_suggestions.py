@@ -4,7 +4,7 @@ from itertools import chain
 import pytest
 
 from configs.settings import settings_of
-from configs.suggestions import OTHER_NAMES, refuse
+from configs.suggestions import OTHER_NAMES, unknown_key_message
 from training.classification.config import ClassifyConfig
 from training.language.config import TrainConfig
 
@@ -40,16 +40,18 @@ CLASSIFIER = settings_of(ClassifyConfig)
     ],
 )
 def test_what_was_meant(key, sentence):
-    assert re.search(sentence, refuse(key, GPT, {"task=classification": CLASSIFIER}))
+    assert re.search(sentence, unknown_key_message(key, GPT, {"task=classification": CLASSIFIER}))
 
 
 def test_what_a_classifier_calls_otherwise():
     others = {"task=language": GPT}
-    assert "mean optim.batch_size?" in refuse("optim.total_batch_size", CLASSIFIER, others)
-    assert refuse("optim.batch_tokens", CLASSIFIER, others) == (
+    assert "mean optim.batch_size?" in unknown_key_message(
+        "optim.total_batch_size", CLASSIFIER, others
+    )
+    assert unknown_key_message("optim.batch_tokens", CLASSIFIER, others) == (
         "optim.batch_tokens is a setting of task=language"
     )
-    assert refuse("objectiv", CLASSIFIER, others).endswith("did you mean objective?")
+    assert unknown_key_message("objectiv", CLASSIFIER, others).endswith("did you mean objective?")
 
 
 def test_other_names_lead_to_settings():

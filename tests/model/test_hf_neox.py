@@ -112,10 +112,10 @@ def test_transformers_defaults_are_those_of_another_model() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask": MaskConfig(pattern="butterfly")}, "GPT-NeoX attends to every token before"),
+        ({"mask": MaskConfig(pattern="butterfly")}, "GPT-NeoX attends to all earlier tokens"),
         (
             {"scale_attn_by_inverse_layer_idx": True},
-            "scale_attn_by_inverse_layer_idx=True cannot be exported: Hugging Face's GPT-NeoX has",
+            "scale_attn_by_inverse_layer_idx=True cannot be exported: Hugging Face's GPT-NeoX only",
         ),
     ],
 )
