@@ -1,1 +1,1 @@
-"""What is run by hand, as `python -m scripts.NAME`, from the root of the checkout."""
+"""Commands to run as `python -m scripts.NAME` from the root of the checkout."""

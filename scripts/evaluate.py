@@ -1,26 +1,27 @@
-"""Score runs on the same validation tokens, and say what their context is worth.
+"""Score runs on the same validation tokens, and measure the benefit of their context.
 
     python -m scripts.evaluate out/gpt2_small_1k out/gpt2_small_4k [--data FOLDER [FOLDER ...]]
     torchrun --standalone --nproc_per_node=8 -m scripts.evaluate RUN [RUN ...]
 
-Four ways to score, of one or more passes over the validation split by all processes:
+There are four modes. Each makes one or more passes over the validation split, with all processes:
 
     chunk     as the FlashAttention paper evaluates: windows of the model's context that do not
-              overlap. A longer context then also has fewer tokens at the start of a window, and
-              part of its lower loss is only that.
-    strided   windows that slide, by an eighth of what they read or by --stride. All models and all
+              overlap. With a longer context, fewer tokens are near the start of a window. Part of
+              its lower loss is due to that alone.
+    strided   windows that slide by an eighth of their length or by --stride. All models and all
               histories score the same tokens, each with at least 7/8 of its history.
-    cross     strided with less history than the model was trained on: what does a 4K model make of
-              1K? With --histories, any.
+    cross     strided, with less history than in training: how good is a 4K model with 1K of
+              context? With --histories, any lengths.
     control   the part of the window that is more than --near tokens away is left intact, shuffled,
-              or replaced by other text: the loss must rise from the first to the others if that
-              part was used. Windows slide by a quarter of the context, or --stride if that is more.
+              or replaced by other text. If the model uses that part, the loss must rise from the
+              first to the others. Windows slide by a quarter of the context, or by --stride if that
+              is more.
 
-Runs named NAME_seed1, NAME_seed2 ... that were trained alike otherwise count as one model with
-several seeds. Differences are to the first model. Written to --out: evaluation.json, report.md,
-pictures; for several --data into a folder for each, of its name. What has been scored is kept in
-the folder of the run and not scored again. With --sums, what a report needs of each run is written
-instead, a small file each, for experiments.table4.
+Runs named NAME_seed1, NAME_seed2 ... that otherwise have the same configuration count as one model
+with several seeds. Differences are relative to the first model. Writes evaluation.json, report.md
+and pictures to --out; for several --data, to a folder for each, with its name. Scores are kept in
+the folder of the run and not computed again. With --sums, it writes a small file for each run, with
+what a report needs of it, for experiments.table4.
 """
 
 import argparse
@@ -38,36 +39,37 @@ from training.signals import if_interrupted
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add_checkpoint_option(parser)
     add(
         "--data", type=Path, nargs="+", default=[], dest="corpora", metavar="FOLDER",
-        help="token shards (default: the first run's); of several, each has a report",
+        help="token shards (default: the first run's); several get a report each",
     )  # fmt: skip
     add("--out", type=Path, help="folder of the report (default: out/evaluation)")
     add(
         "--modes", nargs="+", choices=("chunk", "strided", "cross", "control"),
-        help="all of these must give something to score (default: whichever do)",
+        help="modes to score, all of which must apply (default: those that apply)",
     )  # fmt: skip
     add(
         "--stride", nargs="+", type=int, dest="strides",
-        help="by how many tokens windows slide (default: an eighth of what they read)",
+        help="tokens by which windows slide (default: an eighth of their length)",
     )  # fmt: skip
-    add("--histories", nargs="+", type=int, default=[], help="for cross")
+    add("--histories", nargs="+", type=int, default=[], help="tokens of history, for cross")
     add(
         "--near", type=int,
-        help="for control (default: the shortest context; a quarter of it if there is no other)",
+        help="for control (default: the shortest context, or a quarter of it if all are equal)",
     )  # fmt: skip
-    add("--first", type=int, help="position from which all score (default: the longest context)")
+    add("--first", type=int, help="position of the first token scored (default: longest context)")
     add(
         "--documents", choices=("trained", "packed", "masked", "both"), default="trained",
-        help="does a token see what stands before its document? (default: as in training)",
+        help="packed: tokens attend to text before their document; masked: they do not "
+        "(default: as in training)",
     )  # fmt: skip
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    add("--batch-tokens", type=int, help="read at once (default: as in training)")
+    add("--batch-tokens", type=int, help="tokens per forward pass (default: as in training)")
     add(
         "--sums", type=Path, metavar="FOLDER",
         help="write what a report needs of each run to FOLDER/CORPUS/RUN.npz, and no report",
@@ -94,14 +96,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError("--out is for a report, and --sums writes none: leave one of them out")
     out = args.out or Path("out/evaluation")
     option, folder = ("--out", out) if args.sums is None else ("--sums", args.sums)
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not there.is_dir():
-        raise ValueError(f"{option}={folder}: {there} is a file, and must be a folder")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{option}={folder}: {existing} is a file, and must be a folder")
     names = [folder.resolve().name for folder in args.runs]
     if args.sums is not None and len(set(names)) < len(names):
         raise ValueError(
-            f"--sums keeps runs by the names of their folders, and these are {', '.join(names)}: "
-            "rename those that are called the same"
+            "--sums keeps runs by the names of their folders, which must differ, but these are "
+            f"{', '.join(names)}: rename the duplicates"
         )
     for option, is_given, modes in (
         ("--stride", args.strides is not None, SLIDING),
@@ -113,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if is_given and args.modes and not set(modes) & set(args.modes):
             raise ValueError(
                 f"{option} changes nothing with --modes {' '.join(args.modes)}: leave it out, or "
-                f"add a mode that it is for ({', '.join(modes)})"
+                f"add a mode that uses it ({', '.join(modes)})"
             )
     masks = {"trained": None, "packed": (False,), "masked": (True,), "both": (False, True)}
     plan = Plan(
@@ -126,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     torch.set_float32_matmul_precision("high")  # as in training
     with (
-        if_interrupted(lambda: ": what was scored is kept, and the same command scores the rest"),
+        if_interrupted(lambda: ": finished scores are kept; the same command scores the rest"),
         start_processes(args.device) as processes,
     ):
         evaluated = evaluate_runs(

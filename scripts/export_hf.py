@@ -1,9 +1,9 @@
-"""Write a run as Hugging Face stores models, for transformers and what reads its format.
+"""Export a run in the format of Hugging Face transformers.
 
 python -m scripts.export_hf out/gpt2_small_1k FOLDER [--dtype bfloat16] [--push-to-hub NAME]
 
-FOLDER can be given to AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained. With
-learned positions a model is written as a GPT-2, with rotary ones as a GPT-NeoX.
+Load FOLDER with AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained. Models with
+learned positions are exported as a GPT-2, those with rotary positions as a GPT-NeoX.
 """
 
 import argparse
@@ -20,19 +20,19 @@ from training.command_line import (
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run")
     add_checkpoint_option(parser)
-    add("folder", type=Path, metavar="FOLDER", help="folder to make")
+    add("folder", type=Path, metavar="FOLDER", help="folder to create")
     dtypes = "float32", "bfloat16", "float16"
-    add("--dtype", choices=dtypes, default="float32", help="of the tensors (default: float32)")
+    add("--dtype", choices=dtypes, default="float32", help="dtype of tensors (default: float32)")
     add("--push-to-hub", metavar="NAME", help="also upload it to this repository, USER/MODEL")
-    add("--private", action="store_true", help="a repository that is made is seen by you alone")
+    add("--private", action="store_true", help="make a new repository on the hub private")
     args = parser.parse_args(argv)
     if args.private and args.push_to_hub is None:
-        parser.error("--private is of a repository on the hub: give --push-to-hub NAME, too")
+        parser.error("--private requires a repository on the hub: also pass --push-to-hub NAME")
     return args
 
 
@@ -55,19 +55,19 @@ from training.checkpoint.choice import chosen_checkpoint
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command.
 
-    The files are written into a folder of another name beside FOLDER, which is then renamed: an
-    export that is killed leaves nothing that could be taken for a whole one.
+    The files are written to a temporary folder next to FOLDER, which is then renamed. So an export
+    that is killed does not leave a folder that looks complete.
     """
     args = options(argv)
     if args.push_to_hub is not None:
         validate_repo_id(args.push_to_hub)
     folder, dtype = args.folder, DTYPES[args.dtype]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} already holds something: choose a folder that does not exist")
-    final = folder.resolve()  # of a link what it leads to: a folder cannot be renamed to a link
+        raise ValueError(f"{folder} is not an empty folder: choose a folder that does not exist")
+    final = folder.resolve()  # the target of a link, because a folder cannot be renamed to a link
     if final == Path.cwd():
-        # the rename would leave the shell in a folder that is gone
-        raise ValueError(f"{folder} is the current folder: give the name of a new one, in it, say")
+        # The rename would leave the shell in a deleted folder.
+        raise ValueError(f"{folder} is the current folder: pass a new one, for example in it")
     run = open_run(args.run, chosen_checkpoint(args.run, args.checkpoint))
     config, tokenizer = run.config.model, run.tokenizer
     hf_config = config_to_hf(config, eot_id=tokenizer.eot_id, dtype=dtype)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     write_atomically(unfinished / TOKENIZER, tokenizer.to_library_json().encode())
-    # what AutoTokenizer needs beside tokenizer.json, whose rules it is to take as they are
+    # AutoTokenizer needs this in addition to tokenizer.json, whose rules it must not change.
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **dict.fromkeys(("bos_token", "eos_token", "unk_token"), tokenizer.end_of_text),
@@ -91,14 +91,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     card = model_card(run, name, layout_for(config).architecture)
     write_atomically(unfinished / "README.md", card.encode())
     try:
-        # transformers asks for the metadata
+        # transformers requires the metadata
         save_file(tensors, unfinished / WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(
             f"{final} could not be written ({error}): make room on its disk, or choose a folder "
             "elsewhere"
         ) from error
-    # safetensors lets the owner alone read it
+    # safetensors makes the file readable by the owner only
     (unfinished / WEIGHTS).chmod((unfinished / CONFIG).stat().st_mode)
     with (unfinished / WEIGHTS).open("rb+") as file:
         os.fsync(file.fileno())

@@ -1,9 +1,9 @@
-"""Make a run of a model that Hugging Face stores, to sample from, to evaluate, or to go on from.
+"""Import a Hugging Face model as a run, to sample from it, evaluate it or train it further.
 
 python -m scripts.import_hf gpt2 --out out/gpt2           from the hub
 python -m scripts.import_hf FOLDER --out out/mine [--data out/data/mine] [--tokenizer FILE]
 
-The model is a GPT-2, or a GPT-NeoX with use_parallel_residual=False and rotary_pct=1.
+The model must be a GPT-2, or a GPT-NeoX with use_parallel_residual=False and rotary_pct=1.
 """
 
 import argparse
@@ -17,14 +17,14 @@ DATA = "out/data/openwebtext"
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add(
         "name", metavar="NAME_OR_FOLDER",
         help="a folder with config.json and model.safetensors, or a name on the Hugging Face hub",
     )  # fmt: skip
-    add("--out", type=Path, required=True, metavar="RUN", help="folder of the run to make")
+    add("--out", type=Path, required=True, metavar="RUN", help="folder of the run to create")
     add("--data", default=DATA, metavar="FOLDER", help="its token shards (default: %(default)s)")
     add("--tokenizer", metavar="FILE", help="a tokenizer.json (default: the model's)")
     add(
@@ -54,22 +54,22 @@ from training.language.config import OptimConfig, TrainConfig
 
 
 def check_out(out: Path) -> None:
-    """Refuse a folder that holds anything but what an import that was killed left there."""
+    """Refuse a folder unless it is new, empty, or left by an import that was killed."""
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is no folder: choose a folder that does not exist")
-    held = [path.name for path in list_folder(out)]
+        raise ValueError(f"--out {out} is not a folder: choose a folder that does not exist")
+    existing = [path.name for path in list_folder(out)]
     written = [RUN_CONFIG, TOKENIZER, CHECKPOINTS]  # in this order
     checkpoints = [path.name for path in list_folder(out / CHECKPOINTS)]
     finished = [name for name in checkpoints if not name.startswith(UNFINISHED)]
-    if finished or set(held) != set(written[: len(held)]):
+    if finished or set(existing) != set(written[: len(existing)]):
         raise ValueError(
-            f"--out {out} already has {', '.join((finished or held)[:3])}, and a run would write "
-            "over what is there: choose a folder that does not exist or is empty"
+            f"--out {out} already has {', '.join((finished or existing)[:3])}, which a run would "
+            "overwrite: choose a folder that does not exist or is empty"
         )
 
 
 def train_config(model: ModelConfig, *, out: Path, data: str) -> TrainConfig:
-    """A configuration to train such a model further: a gentle start for a run in another folder."""
+    """Build a configuration for training the model further, with a low learning rate."""
     micro_batch_size, accumulated = 8, 4
     optim = OptimConfig(
         max_steps=2000,
@@ -95,21 +95,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         else read_tokenizer(folder, args.end_of_text)
     )
     vocab_size = config.model.vocab_size
-    if tokenizer.vocab_size > vocab_size:  # the model may know more
+    if tokenizer.vocab_size > vocab_size:  # a model may have more token ids than the tokenizer
         raise ValueError(
             f"the tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} entries and the model "
             f"vocab_size={vocab_size}: pass --tokenizer FILE, the tokenizer.json that the model "
             "was trained with"
         )
-    state = state_from_hf(read_tensors(folder), config.model)  # which has the sizes of the model
-    with torch.device("meta"):  # no numbers are drawn only to be replaced
+    state = state_from_hf(read_tensors(folder), config.model)  # checks all shapes
+    with torch.device("meta"):  # without drawing random weights that would be replaced
         model = GPT(config.model)
     model.load_state_dict(state, assign=True)
 
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / RUN_CONFIG, to_yaml(config).encode())
     write_atomically(out / TOKENIZER, tokenizer.to_json().encode())
-    # last: without it there is no run to open
+    # The checkpoint comes last: without it, the run cannot be opened.
     save_model(out, model, config=asdict(config), tokenizer=tokenizer.sha256)
     print(
         f"{out}: {model.n_params() / 1e6:.1f}M parameters, context "

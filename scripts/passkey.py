@@ -1,12 +1,13 @@
-"""Does a run find a pass key in a long text? Accuracy by length and depth, and a heat map.
+"""Measure how often runs find a pass key in a long text, by length and depth.
 
     python -m scripts.passkey out/gpt2_small_4k [RUN ...] [--lengths 1024 4096] [--depths 0 0.5 1]
 
-A prompt is text of the validation split with a sentence that names a door's key of five digits, at
-some depth, and at the end the question for it; --others hides keys of other doors, too. A key is
-found if greedy decoding gives all digits. All runs are asked the same. Models that never saw the
-task seldom solve it, however well they read: scripts.prepare_passkey makes text that teaches it.
-Written to --out: passkey.json, passkey.png.
+A prompt is text of the validation split. At some depth, a sentence names the key of a door, which
+has five digits. The prompt ends with the question for that key. --others also hides keys of other
+doors. A key counts as found if greedy decoding gives all its digits. All runs get the same prompts.
+Models that were not trained on the task seldom solve it, however good their loss:
+scripts.prepare_passkey makes text that teaches it. Writes passkey.json and passkey.png, a heat map,
+to --out.
 """
 
 import argparse
@@ -23,25 +24,31 @@ from training.command_line import (
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add_checkpoint_option(parser)
     add(
         "--lengths", type=int, nargs="+", metavar="TOKENS",
-        help="of prompts (default: a run's context, and a half, a quarter, an eighth of it, as far "
-        "as a key fits)",
+        help="prompt lengths (default: the run's context, a half, a quarter and an eighth of it, where "
+        "a key fits)",
     )  # fmt: skip
     add(
         "--depths", type=float, nargs="+", default=[n / 10 for n in range(11)], metavar="SHARE",
-        help="of the key, from 0 to 1 (default: eleven)",
+        help="positions of the key in the prompt, from 0 to 1 (default: eleven)",
     )  # fmt: skip
-    add("--trials", type=int, default=20, metavar="N", help="of each (default: %(default)s)")
+    add(
+        "--trials", type=int, default=20, metavar="N",
+        help="prompts per length and depth (default: %(default)s)",
+    )  # fmt: skip
     add("--others", type=int, default=0, metavar="N", help="other keys (default: %(default)s)")
     add("--data", type=Path, metavar="FOLDER", help="token shards (default: the first run's)")
-    add("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
-    add("--batch-tokens", type=int, default=65_536, help="read at once (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the prompts (default: %(default)s)")
+    add(
+        "--batch-tokens", type=int, default=65_536,
+        help="tokens per forward pass (default: %(default)s)",
+    )  # fmt: skip
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
     add("--out", type=Path, default=Path("out/passkey"), help="(default: %(default)s)")
     return parser.parse_args(argv)
@@ -61,7 +68,7 @@ from training.checkpoint.choice import chosen_checkpoint
 from training.distributed import start_processes
 from training.numerics import autocast
 
-SHARES = (8, 4, 2, 1)  # of a context
+SHARES = (8, 4, 2, 1)  # divisors of the context length
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -123,7 +130,7 @@ def default_lengths(context_length: int, least: int) -> list[int]:
 
 
 def table_of(runs: dict[str, list[Row]]) -> str:
-    """Accuracy by length over all depths, with 95% intervals, in Markdown."""
+    """Format the accuracy by length over all depths, with 95% intervals, as Markdown."""
     return dict_table(
         {
             "run": label,
@@ -137,7 +144,7 @@ def table_of(runs: dict[str, list[Row]]) -> str:
 
 
 def _worst(rows: Sequence[Row], length: int) -> float:
-    """The depth at which fewest keys are found; of several the first."""
+    """Return the depth at which the fewest keys are found; if several, the first."""
     return min(
         (row for row in rows if row["length"] == length), key=lambda row: row["found"] / row["of"]
     )["depth"]

@@ -1,8 +1,8 @@
-"""Draw the perplexity of one run, or of several in one picture, over tokens and over GPU-hours.
+"""Plot the perplexity of one or more runs over tokens and GPU-hours.
 
 python -m scripts.plot_run out/quickstart [RUN ...] [--out perplexity.png]
 
-Of classifiers it draws the accuracy, over examples.
+For classifiers it plots the accuracy over examples.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from training.command_line import command_parser, errors_as_sentences, read_firs
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
@@ -42,24 +42,24 @@ from training.language.config import TrainConfig
 from training.metrics import METRICS, read_metrics
 from training.tasks import read_run
 
-# factors between the highest validation perplexity and the top, the lowest and the bottom
+# ratios of the top to the highest validation perplexity, and of the lowest to the bottom
 HEADROOM, MARGIN = 1.5, 1.05
 HOURS = "gpu_hours"
-TOO_HIGH = 100.0  # nats; a loss from here on is that of a run that diverged, and is not drawn
+TOO_HIGH = 100.0  # nats; higher losses come from diverged runs and are not plotted
 
 
 class Curve(NamedTuple):
-    """What is drawn of a kind of runs."""
+    """Quantity to plot for GPTs or for classifiers."""
 
     name: str
-    of: Callable[[Any], Any]
-    """Makes it of the values that records hold."""
+    convert: Callable[[Any], Any]
+    """Function that computes the quantity from the recorded values."""
     training: str
-    """Name of these values in records of training."""
+    """Key of the values in training records."""
     validation: str
-    """Name of these values in records of evaluations."""
+    """Key of the values in evaluation records."""
     unit: str
-    """Name of how much was learned from."""
+    """Key of the amount of training data."""
     divisor: float
     unit_label: str
 
@@ -72,31 +72,31 @@ ACCURACY = Curve(
 
 
 def curve_of(runs: Sequence[Path]) -> Curve:
-    """What is drawn of these runs.
+    """Return the quantity to plot for these runs.
 
     Raises:
         FileNotFoundError: a folder has no records.
-        ValueError: some are of classifiers, and others are not.
+        ValueError: some runs are classifiers and others are not.
     """
     kinds = {run: ACCURACY if "accuracy" in _records(run)[0] else PERPLEXITY for run in runs}
     if len(set(kinds.values())) > 1:
-        named = ", ".join(str(run) for run, kind in kinds.items() if kind is ACCURACY)
+        classifiers = ", ".join(str(run) for run, kind in kinds.items() if kind is ACCURACY)
         raise ValueError(
-            f"{named}: run(s) of classifiers, and others are of GPTs, which have no accuracy: draw "
-            "them in pictures of their own"
+            f"{classifiers}: run(s) of classifiers, and others are of GPTs, which have no "
+            "accuracy: plot them separately"
         )
     return kinds[runs[0]]
 
 
 def draw_runs(runs: Sequence[Path]) -> Figure:
-    """Perplexity over tokens on the left, over GPU-hours on the right; one colour a run.
+    """Plot perplexity over tokens (left) and over GPU-hours (right), with one colour per run.
 
-    Of classifiers the accuracy, over examples.
+    For classifiers, plot the accuracy over examples.
 
-    Dots are evaluations of the whole validation set, the thin line is exp(training loss). From a
-    run's second evaluation on, the picture ends a little above the highest of them: the steep start
-    of training would leave no room to tell them apart. Runs that did not record GPU-hours are drawn
-    on the left only. A run that started with the weights of another begins where that one ends.
+    Dots are evaluations on the whole validation set; the thin line is exp(training loss). Once a
+    run has two evaluations, the y-axis ends slightly above the highest one. Otherwise the steep
+    start of training would hide their differences. Runs that did not record GPU-hours appear on the
+    left only. A run that started from the weights of another begins where that one ends.
 
     Raises:
         FileNotFoundError: a folder has no records.
@@ -111,21 +111,21 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
         records, is_whole = _read(run)
         title = name if names.count(name) == 1 else str(run)
         if not is_whole:
-            title += " (without what its first weights took)"
+            title += " (without the cost of its initial weights)"
         for axes, unit, divisor in ((left, curve.unit, curve.divisor), (right, HOURS, 1)):
             look = looks[str(run)]
             for kind, label, style in (
                 (curve.training, "training", look | {"lw": 0.8, "alpha": 0.5, "marker": ""}),
                 (curve.validation, "validation", look | {"ms": 4, "lw": 1.5}),
             ):
-                drawn = [r for r in records if unit in r and r.get(kind, TOO_HIGH) < TOO_HIGH]
-                if not drawn:
+                plotted = [r for r in records if unit in r and r.get(kind, TOO_HIGH) < TOO_HIGH]
+                if not plotted:
                     continue
-                x = [r[unit] / divisor for r in drawn]
-                y = curve.of([r[kind] for r in drawn])
+                x = [r[unit] / divisor for r in plotted]
+                y = curve.convert([r[kind] for r in plotted])
                 axes.plot(x, y, label=f"{title}, {label}", **style)
                 lows.append(y.min() / MARGIN)
-                if kind == "val_loss" and len(drawn) > 1:
+                if kind == "val_loss" and len(plotted) > 1:
                     tops.append(HEADROOM * y.max())
     if curve is PERPLEXITY:
         left.set_yscale("log")
@@ -150,23 +150,23 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
 
 
 def _read(run: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The records of a run, and whether they count all that it took.
+    """Return the records of a run, and whether their cost is complete.
 
-    The last evaluation of the run whose weights it started with comes first, and its cost counts;
-    that is not known of weights that were imported.
+    If the run started from the weights of another run, the last evaluation of that run comes first,
+    and its cost is added. The cost of imported weights is unknown.
     """
     records = _records(run)
     path = run / RUN_CONFIG
     if not path.exists() or (config := read_run([str(path)])).run.init_from is None:
         return records, True
-    if not isinstance(config, TrainConfig):  # before its labels, a classifier learns something else
+    if not isinstance(config, TrainConfig):  # a classifier may be pretrained on another objective
         return records, False
-    before = origin_cost(run, config)
-    if before is None:
+    origin = origin_cost(run, config)
+    if origin is None:
         return records, False
-    cost = PERPLEXITY.unit, HOURS
-    own = [r | {unit: r[unit] + before[unit] for unit in cost if unit in r} for r in records]
-    return [before, *own], True
+    units = PERPLEXITY.unit, HOURS
+    records = [r | {unit: r[unit] + origin[unit] for unit in units if unit in r} for r in records]
+    return [origin, *records], True
 
 
 def _records(run: Path) -> list[dict[str, Any]]:
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name = curve_of(args.runs).name.partition(",")[0]
     out = args.out or args.runs[0] / f"{name}.png"
     draw_runs(args.runs).savefig(out, dpi=120)
-    print(f"drew {out}")
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

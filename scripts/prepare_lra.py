@@ -27,7 +27,7 @@ from training.signals import if_interrupted
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))

@@ -17,7 +17,7 @@ from training.command_line import command_parser, errors_as_sentences, read_firs
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("corpus", type=Path, metavar="CORPUS", help="folder of a prepared text")

@@ -36,7 +36,7 @@ NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add(

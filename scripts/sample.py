@@ -23,7 +23,7 @@ from training.command_line import (
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add, prompt = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run")

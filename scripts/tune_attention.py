@@ -16,7 +16,7 @@ from training.command_line import command_parser, errors_as_sentences, read_firs
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
     add = parser.add_argument
     add("--head-dims", type=int, nargs="+", default=[64, 128], choices=[16, 32, 64, 128, 256])

@@ -122,7 +122,7 @@ def test_link_to_a_folder(imported, tmp_path):
 def test_refusals(imported, run, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for out in (imported, tmp_path / "file"):
-        with pytest.raises(ValueError, match="already holds something: choose a folder that does"):
+        with pytest.raises(ValueError, match="is not an empty folder: choose a folder that does"):
             export_hf.main([str(imported), str(out)])
     with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
         export_hf.main([str(tmp_path), str(tmp_path / "hf")])
@@ -131,7 +131,7 @@ def test_refusals(imported, run, tmp_path, monkeypatch):
         export_hf.main([str(run.out_dir), str(tmp_path / "hf")])
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(ValueError, match="is the current folder: give the name of a new one"):
+    with pytest.raises(ValueError, match="is the current folder: pass a new one"):
         export_hf.main([str(imported), "."])
     assert not (tmp_path / "hf").exists() and not list((tmp_path / "empty").iterdir())
 

@@ -147,7 +147,7 @@ def test_neither_a_run_nor_the_model_nor_a_file_is_written_over(folder, out, tmp
     for place, why in (
         (out, "already has step_00000000, .*: choose a"),
         (folder, "already has config.json, .*: choose"),
-        (tmp_path / "file", "is no folder: choose"),
+        (tmp_path / "file", "is not a folder: choose"),
     ):
         before = contents(tmp_path)
         with pytest.raises(ValueError, match=f"--out {place} {why}"):

@@ -107,7 +107,7 @@ def test_a_run_that_goes_on_begins_where_the_first_ends(write_run, tmp_path):
         "first, validation": [(1, 4.0), (3, 3.5)],
         "then, training": [(4, 3.25)],
         "then, validation": [(3, 3.5), (5, 3.0)],
-        "imported (without what its first weights took), validation": [(1, 3.75)],
+        "imported (without the cost of its initial weights), validation": [(1, 3.75)],
     }
     assert curves(hours)["then, training"] == [(0.75, 3.25)]
     assert curves(hours)["then, validation"] == [(0.25, 3.5), (1.0, 3.0)]
