@@ -1,6 +1,6 @@
 # Two commands for a fresh machine: `make quickstart` and `make test`. Both set up .venv first.
 #
-#   make quickstart PY=python3          use the packages that are there; set up nothing
+#   make quickstart PY=python3          use installed packages, without setting up .venv
 #   make test TORCH=torch==2.11.0       another version of PyTorch (2.11 or later)
 
 BASE ?= python3
@@ -14,7 +14,7 @@ PYTEST = $(PY) -m pytest -n auto --dist worksteal
 quickstart: setup
 	$(PY) -m scripts.quickstart
 
-# Kernels run in Triton's interpreter, on the CPU, also where there is a GPU.
+# Kernels run in Triton's interpreter on the CPU, even if there is a GPU.
 test test-all: export OMP_NUM_THREADS = 1
 test: setup
 	CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(PYTEST) -m "not gpu and not slow"
@@ -25,7 +25,7 @@ test-all: setup
 test-gpu: setup
 	TRITON_INTERPRET=0 $(PY) -m pytest -m "gpu and not slow"
 
-# Each tensor an allocation of its own, so that a step past its end is seen.
+# Each tensor gets its own allocation, so that out-of-bounds accesses are detected.
 memcheck: setup
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 PYTHONPATH=. \
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PY) tests/kernels/memcheck.py
@@ -37,10 +37,10 @@ check: setup
 
 setup: $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.installed)
 
-# PyTorch goes first and by version: what comes after takes the one that is there. setuptools warns of
-# every editable installation.
+# PyTorch is installed first, to pin its version: later packages then use it. PYTHONWARNINGS hides the
+# warning of setuptools about editable installations.
 $(VENV)/.installed: pyproject.toml
-	@echo "setting up $(VENV): PyTorch, then the rest; once, some minutes"
+	@echo "setting up $(VENV): PyTorch, then other packages; takes a few minutes, once"
 	$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Papilio needs Python 3.11 or later: make BASE=python3.12 ...")'
 	$(BASE) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip

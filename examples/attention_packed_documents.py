@@ -16,12 +16,12 @@ torch.manual_seed(0)
 
 
 def random_inputs(n_tokens: int) -> list[torch.Tensor]:
-    """q, k, v and the gradient of the output, each (1, T, H, D)."""
+    """Draw q, k, v and the gradient of the output, each (1, T, H, D)."""
     return [torch.randn(1, n_tokens, 4, 64, device=device) for _ in range(4)]
 
 
 def attend(q, k, v, grad_out, doc_start=None) -> torch.Tensor:
-    """The output and the gradients of q, k and v: (4, 1, T, H, D)."""
+    """Return the output and the gradients of q, k and v: (4, 1, T, H, D)."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     out = flash_attention(q, k, v, causal=True, doc_start=doc_start)
     return torch.stack([out, *torch.autograd.grad(out, (q, k, v), grad_out)]).detach()

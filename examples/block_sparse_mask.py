@@ -1,4 +1,4 @@
-"""Make a block-sparse mask of your own, draw it, and attend under it.
+"""Create a custom block-sparse mask, plot it, and compute attention with it.
 
     python examples/block_sparse_mask.py [mask.png]
 
@@ -19,8 +19,8 @@ T = N_BLOCKS * BLOCK_SIZE  # tokens
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
 
-# layout[i, j]: whether the queries of block i see the keys of block j. Any bool tensor will do;
-# this one has every fourth block, the previous block, and the first block.
+# layout[i, j]: whether the queries of block i attend to the keys of block j. Any bool tensor is
+# allowed; this one has every fourth block, the previous block, and the first block.
 i, j = torch.arange(N_BLOCKS)[:, None], torch.arange(N_BLOCKS)
 mask = BlockSparseMask(((i - j) % 4 == 0) | (i - j == 1) | (j == 0), block_size=BLOCK_SIZE)
 print(f"computes {mask.density(T, T, causal=True):.0%} of the causal scores")

@@ -1,8 +1,8 @@
-"""Context parallelism: attention of a sequence that is sharded over processes.
+"""Context parallelism: attention over a sequence that is sharded across processes.
 
     torchrun --nproc-per-node=2 examples/context_parallel.py
 
-Each process runs on a GPU of its own, or all run on the CPU. Prints the largest difference from
+Each process uses its own GPU, or all use the CPU. Prints the largest difference from
 attention on the whole sequence, in the output and in the gradients.
 """
 
@@ -20,7 +20,7 @@ if torch.cuda.device_count() >= context.size:
 
 
 def attend(function, q, k, v, grad_out, **options) -> list[torch.Tensor]:
-    """The output and the gradients of q, k and v."""
+    """Return the output and the gradients of q, k and v."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     out = function(q, k, v, causal=True, **options)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad_out)]

@@ -1,10 +1,10 @@
-"""Train a model of Hugging Face's transformers on Papilio's attention.
+"""Train a Hugging Face transformers model with Papilio's attention.
 
     pip install transformers
     python examples/transformers_model.py
 
 A small Llama with random weights learns this file byte by byte. Prints the loss of every tenth
-step: it starts at 5.6 nats, as all 256 bytes are equally likely, and falls below 2.5.
+step: it starts at 5.6 nats, because all 256 bytes are equally likely, and falls below 2.5.
 """
 
 from pathlib import Path

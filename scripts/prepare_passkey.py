@@ -1,11 +1,11 @@
-"""Documents that teach a model to find a pass key in a long text, as token shards.
+"""Prepare token shards of documents that teach a model to find a pass key in a long text.
 
     python -m scripts.prepare_passkey out/data/books --out out/data/passkey --longest 8192
     python train.py configs/gpt2_small_4k.yaml data.path=out/data/books \\
       'data.mix=[{path: out/data/passkey, weight: 0.25}]'
 
-Haystacks are text of the corpus that is named, whose tokenizer the shards have, too. Give --longest
-twice the context: training cuts texts anywhere, and seldom sees both ends of one as long as itself.
+Haystacks are text of CORPUS, and the shards use its tokenizer. Set --longest to twice the context
+length. Training cuts texts anywhere, so it rarely sees both ends of a text as long as the context.
 """
 
 import argparse
@@ -23,7 +23,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("corpus", type=Path, metavar="CORPUS", help="folder of a prepared text")
     add("--out", required=True, help="folder for the shards")
     add("--documents", type=int, default=60_000, metavar="N", help="(default: %(default)s)")
-    add("--longest", type=int, default=8192, metavar="TOKENS", help="(default: %(default)s)")
+    add(
+        "--longest", type=int, default=8192, metavar="TOKENS",
+        help="length of the longest document (default: %(default)s)",
+    )  # fmt: skip
     add("--seed", type=int, default=0, help="(default: %(default)s)")
     return parser.parse_args(argv)
 

@@ -1,17 +1,18 @@
 """Turn text into token shards for training.
 
-    python -m scripts.prepare_text --out out/openwebtext        # OpenWebText, split as by nanoGPT
+    python -m scripts.prepare_text --out out/openwebtext        # OpenWebText, nanoGPT's split
     python -m scripts.prepare_text stdlib --out out/stdlib --train-bpe 4096
     python -m scripts.prepare_text HuggingFaceFW/fineweb --stream --max-documents 1000000 --out X
     python -m scripts.prepare_text books/ --val val.jsonl.xz --out out/books --tokenizer gpt2.json
     python -m scripts.prepare_text my_project/ notes/*.md --as-text --out out/mine
 
-Local files are .txt (one document each, or see --txt-separator) and .jsonl (a JSON object a line),
-both also compressed as .gz, .xz or .zst, and .parquet. Links in a folder are followed, each file is
-read once, and names that begin with a dot are left out. In plain text line ends of other systems
-become "\\n", and a byte order mark is removed; texts of .jsonl and .parquet files stay as they are.
+Local files are .txt (one document each, or see --txt-separator), .jsonl (a JSON object per line),
+both possibly compressed as .gz, .xz or .zst, and .parquet. Links in a folder are followed, each
+file is read once, and names that begin with a dot are left out. In plain text, line ends of other
+systems become "\\n", and a byte order mark is removed. Texts in .jsonl and .parquet files stay
+unchanged.
 
-A run that was stopped, in whatever way, goes on when the same command is given again.
+If it is interrupted or killed, run the same command again to resume.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from training.command_line import command_parser, errors_as_sentences, read_firs
 from training.signals import if_interrupted
 
 NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
-"""What nanoGPT's preparation of OpenWebText gives."""
+"""Token counts of OpenWebText as nanoGPT prepares it."""
 
 
 @read_first
@@ -51,38 +52,38 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--end-of-text", metavar="TOKEN",
         help="special token of the tokenizer that ends each document, such as '</s>' (default: "
-        "<|endoftext|>, or what a tokenizer.json of a prepared text or a run was made with)",
+        "<|endoftext|>, or the token recorded in the tokenizer.json of a prepared text or a run)",
     )  # fmt: skip
     add("--val", nargs="+", default=(), metavar="FILE", help="local files for validation")
     add(
         "--val-ratio", type=float, metavar="R",
-        help="else: share of the documents for validation (default: 0.0005 hub, 0.01 local); where "
-        "that is less than one, of each document (default: 0.1)",
+        help="without --val: share of the documents for validation (default: 0.0005 hub, 0.01 "
+        "local); if that is less than one document, share of each document (default: 0.1)",
     )  # fmt: skip
     add("--text-field", default="text", metavar="NAME", help="JSON field or column")
     add(
         "--txt-separator", metavar="TEXT",
         type=lambda text: text.replace("\\n", "\n").replace("\\t", "\t"),
-        help=r"what stands between the documents of a .txt file; \n and \t are understood "
+        help=r"separator of the documents in a .txt file; \n and \t are understood "
         "(default: a file is one document)",
     )  # fmt: skip
     add(
         "--as-text", action="store_true",
-        help="also read files of other formats (.md, .py, .html, .csv ...) as plain text, as they "
-        "are, if they are UTF-8; .jsonl and .parquet files are still read by field. Without it, "
-        "such files in a folder are left out and counted",
+        help="also read UTF-8 files of other formats (.md, .py, .html, .csv ...) as plain text; "
+        ".jsonl and .parquet files are still read by field. Without it, such files in a folder are "
+        "left out and counted",
     )  # fmt: skip
     add(
         "--skip-bad", action="store_true",
-        help="leave out, and count by reason, documents that are refused otherwise: empty or null "
-        "texts, texts that are no strings, lines that are no JSON or lack the field, and invalid "
-        "UTF-8. It may be added when a run has stopped at such a document",
+        help="leave out documents that would be refused, and count them by reason: empty or null "
+        "texts, texts that are not strings, lines that are not JSON or lack the field, and invalid "
+        "UTF-8. It may be added after the command has stopped at such a document",
     )  # fmt: skip
     add("--hub-config", metavar="NAME", help="configuration of the hub dataset")
     add(
         "--stream", action="store_true",
-        help="read a hub dataset as it arrives, and keep none of it on the disk; validation is "
-        "then drawn by document",
+        help="read a hub dataset while it downloads, without storing it on disk; validation "
+        "documents are then drawn one by one",
     )  # fmt: skip
     add("--max-documents", type=int, metavar="N", help="with --stream: read the first N only")
     add(
@@ -93,7 +94,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status."""
     args = options(argv)
     console = Console()
     source = open_source(
@@ -110,8 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if isinstance(source, CutSource):
         print(
-            "There are too few documents to keep whole ones for validation: the last "
-            f"{source.val_ratio:.0%} of each, from the beginning of a line on, are held out."
+            "There are too few documents to hold out whole ones for validation: the last "
+            f"{source.val_ratio:.0%} of each are held out, starting at the beginning of a line."
         )
     with (
         if_interrupted(lambda: ": the same command resumes from here"),
@@ -127,15 +128,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             on_progress=display.show,
         )
     if not report.new_text_bytes:
-        print(f"{args.out} was finished before; nothing to do.")
+        print(f"{args.out} is already finished; nothing to do.")
     _print_report(report, console)
-    if source == HubSource(OPENWEBTEXT):  # whose token counts nanoGPT publishes
+    if source == HubSource(OPENWEBTEXT):  # nanoGPT publishes its token counts
         return _compare_with_nanogpt(report)
     return 0
 
 
 class _Display(Progress):
-    """A bar with the counts so far and the rate of this run."""
+    """Progress bar with the counts so far and the rate of this run."""
 
     def __init__(self, console: Console) -> None:
         counts = TextColumn("{task.fields[counts]}")
@@ -148,7 +149,8 @@ class _Display(Progress):
             self.add_task("tokenizing", total=1.0, counts="")
         seconds = self.get_time() - self._first_time
         new_bytes = counts.text_bytes - self._first_bytes
-        rate = f"  {new_bytes / 1e6 / seconds:.1f} MB/s" if new_bytes else ""  # not after one batch
+        # There is no rate after the first batch of a run.
+        rate = f"  {new_bytes / 1e6 / seconds:.1f} MB/s" if new_bytes else ""
         self.update(
             self.task_ids[0],
             completed=done,
@@ -179,13 +181,16 @@ def _print_report(report: PrepareReport, console: Console) -> None:
         table.add_row(split, *counts, *(this_run if split == "total" else ["", ""]), *shares)
     console.print(table)
     print(
-        "Seconds and MB/s are of this run. >1K, >4K and >16K: the share of the tokens that lie in\n"
-        "documents of more than 1,024, 4,096 and 16,384 tokens."
+        "Seconds and MB/s are those of this run. >1K, >4K and >16K: the share of the tokens that\n"
+        "are in documents of more than 1,024, 4,096 and 16,384 tokens."
     )
 
 
 def _compare_with_nanogpt(report: PrepareReport) -> int:
-    """Say whether OpenWebText came out as nanoGPT's; 1 if it should have and did not."""
+    """Compare the token counts of OpenWebText with nanoGPT's, and return the exit status.
+
+    It is 1 if they differ although the tokenizer is the same.
+    """
     tokenizer = report.manifest.tokenizer
     if tokenizer.sha256 != GPT2_SHA256:
         print(
@@ -198,7 +203,7 @@ def _compare_with_nanogpt(report: PrepareReport) -> int:
         print("OpenWebText matches nanoGPT's token counts exactly.")
         return 0
     print(
-        f"error: OpenWebText came out as {tokens} tokens, but nanoGPT has "
+        f"error: OpenWebText has {tokens} tokens here, but nanoGPT has "
         f"{NANOGPT_TOKENS}; the dataset or its split has changed, so perplexities will not be "
         "comparable.",
         file=sys.stderr,

@@ -1,8 +1,8 @@
-"""From nothing to a trained GPT: prepare a corpus, train, evaluate, draw its perplexity, sample.
+"""Train a small GPT from scratch: prepare a corpus, train, evaluate, plot its perplexity, sample.
 
-python -m scripts.quickstart [key=value ...]        (values of configs/quickstart.yaml to replace)
+python -m scripts.quickstart [key=value ...]        (key=value overrides configs/quickstart.yaml)
 
-The corpus is what every machine with Python has: the source files of the standard library.
+The corpus is the source code of the standard library, which every machine with Python has.
 """
 
 import sys
@@ -13,7 +13,7 @@ from training.language.config import load_config
 CONFIG = "configs/quickstart.yaml"
 
 if __name__ == "__main__":
-    help_if_asked(__doc__)  # before PyTorch is loaded: nor need a misspelt key wait for it
+    help_if_asked(__doc__)  # before PyTorch is loaded, so that help and misspelt keys are fast
     with errors_as_sentences():
         load_config([CONFIG, *sys.argv[1:]])
 
@@ -28,7 +28,7 @@ PROMPT = "class Counter:\n    def __init__(self"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run all steps; each says what it does, and one that was done before is not done again."""
+    """Run all steps. Each one prints what it does, and finished ones are not repeated."""
     config = load_config([CONFIG, *argv])
     run = Path(config.run.out_dir)
 
@@ -44,13 +44,13 @@ def main(argv: Sequence[str]) -> None:
     plot_run.main([str(run)])
     print(
         f"perplexity {result['val_perplexity']:.2f} on {result['val_tokens']:,} tokens "
-        "that it never saw"
+        "held out from training"
     )
 
-    print("\n4. What it writes\n")
+    print("\n4. A sample of generated code\n")
     sample(run, [PROMPT], 120, temperature=0.7, top_k=50, seed=0)
     print(
-        f'\nMore of that: python -m scripts.sample {run} --prompt "import "\n'
+        f'\nMore samples: python -m scripts.sample {run} --prompt "import "\n'
         "Next: README.md, section Train on your text"
     )
 

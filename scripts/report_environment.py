@@ -1,8 +1,8 @@
-"""Print what a bug report needs: versions, GPUs, and which attention serves a standard call.
+"""Print facts for a bug report: versions, GPUs, and which attention implementation is used.
 
 python -m scripts.report_environment
 
-Works without a GPU and without Triton.
+It works without a GPU and without Triton.
 """
 
 from training.command_line import command_parser, errors_as_sentences, read_first
@@ -10,7 +10,7 @@ from training.command_line import command_parser, errors_as_sentences, read_firs
 
 @read_first
 def check_arguments() -> None:
-    """Accept --help alone."""
+    """Accept --help and refuse all other arguments."""
     command_parser(__doc__, __spec__).parse_args()
 
 
@@ -32,7 +32,7 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "PAPILIO_CACHE", "TRITON_INTERPRET")
 
 
 def report() -> Iterator[tuple[str, str]]:
-    """Lines of the report, as (subject, fact)."""
+    """Yield the lines of the report as (subject, fact)."""
     yield "papilio", f"{installed('papilio')}, commit {commit() or 'unknown'}"
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "torch", f"{torch.__version__}, built for CUDA {torch.version.cuda}"
@@ -52,7 +52,7 @@ def report() -> Iterator[tuple[str, str]]:
 
 
 def attention() -> Iterator[tuple[str, str]]:
-    """The implementation of a causal call in bf16, and why the others do not serve it."""
+    """Report the implementation used for a causal call in bf16, and why others cannot be used."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shape = 1, 1024, 12, 64
     q, k, v = (torch.empty(shape, device=device, dtype=torch.bfloat16) for _ in range(3))
@@ -61,11 +61,11 @@ def attention() -> Iterator[tuple[str, str]]:
     yield "attention", f"{choice}, for causal=True and q of {shape} in bf16 on {device}"
     for name, unsupported_reason in UNSUPPORTED_REASONS.items():
         reason = unsupported_reason(q, k, v, options)
-        yield f"  {name}", "serves it" if reason is None else f"does not serve it: {reason}"
+        yield f"  {name}", "supported" if reason is None else f"not supported: {reason}"
 
 
 def installed(package: str) -> str:
-    """Version of a package."""
+    """Version of a package, or "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -77,8 +77,8 @@ def nvidia_driver() -> str | None:
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.partition("\n")[0] if done.returncode == 0 else None
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stdout.partition("\n")[0] if result.returncode == 0 else None
 
 
 def main() -> None:

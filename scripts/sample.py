@@ -1,12 +1,12 @@
-"""Let a trained model continue texts.
+"""Generate text with a trained model.
 
 python -m scripts.sample out/quickstart --prompt "def main(" [--tokens 200] [--temperature 0.8]
 python -m scripts.sample out/quickstart --prompt "class " --prompt "import " --samples 3
 python -m scripts.sample out/quickstart --checkpoint best
 
-One sample of one prompt is printed as it is drawn, others when they are done. Prompts of the same
-number of tokens are continued as one batch, others one after the other. A sample ends where the
-model ends the document.
+A single sample of a single prompt is printed while it is generated; several are printed when done.
+Prompts with the same number of tokens form one batch; others run one after the other. A sample ends
+where the model ends the document.
 """
 
 import argparse
@@ -28,19 +28,19 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add, prompt = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run")
     add_checkpoint_option(parser)
-    prompt("--prompt", action="append", metavar="TEXT", help="to continue; repeatable")
-    prompt("--prompt-file", type=Path, metavar="FILE", help="UTF-8 text to continue, all of it")
-    add("--tokens", type=int, default=200, help="how many to add (default: 200)")
-    add("--samples", type=int, default=1, metavar="N", help="of each prompt (default: 1)")
-    add("--temperature", type=float, default=0.8, help="0 takes the likeliest (default: 0.8)")
-    add("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
-    add("--top-p", type=float, metavar="P", help="draw from the fewest tokens of probability P")
-    add("--seed", type=int, default=0, help="of the draws (default: 0)")
+    prompt("--prompt", action="append", metavar="TEXT", help="text to continue; repeatable")
+    prompt("--prompt-file", type=Path, metavar="FILE", help="UTF-8 file to continue")
+    add("--tokens", type=int, default=200, help="number of new tokens (default: 200)")
+    add("--samples", type=int, default=1, metavar="N", help="samples per prompt (default: 1)")
+    add("--temperature", type=float, default=0.8, help="0 is greedy decoding (default: 0.8)")
+    add("--top-k", type=int, metavar="K", help="sample from the K most likely tokens only")
+    add("--top-p", type=float, metavar="P", help="sample from the fewest tokens of probability P")
+    add("--seed", type=int, default=0, help="seed of the samples (default: 0)")
     add(
         "--past-context", choices=("slide", "refuse"), default="slide",
-        help="of texts longer than the context: read the end of it, or refuse (default: slide)",
+        help="texts longer than the context: read only the end, or refuse (default: slide)",
     )  # fmt: skip
-    add("--no-stop", action="store_true", help="go on after the end of the document")
+    add("--no-stop", action="store_true", help="continue after the end of the document")
     return parser.parse_args(argv)
 
 
@@ -70,26 +70,32 @@ def sample(
     stop: bool = True,
     **options: Unpack[DrawOptions],
 ) -> None:
-    """Print prompts and what a checkpoint of a run makes of them, `n_tokens` at most.
+    """Print prompts, each continued by at most `n_tokens` tokens.
 
-    The newest checkpoint, or another as `chosen_checkpoint` takes it. An empty prompt begins a
-    document. With `stop`, a sample ends where the model ends the document,
-    and the end of text is not printed; `options` are those of `model.generate.stream`. On a GPU,
-    where there is one, in the dtype that the run was trained in; else in float32, without our
-    kernels.
+    It runs on a GPU if there is one, in the dtype of training. On a CPU it runs in float32, without
+    our kernels.
+
+    Args:
+        folder: folder of the run.
+        prompts: texts to continue; an empty prompt begins a document.
+        n_tokens: maximum number of new tokens.
+        checkpoint: as for `chosen_checkpoint`; None is the newest.
+        samples: samples per prompt.
+        stop: end a sample where the model ends the document. The end-of-text token is not printed.
+        options: options of `model.generate.stream`.
 
     Raises:
         FileNotFoundError: the run in `folder` has no checkpoint or no tokenizer.
-        ValueError: an argument outside its range.
+        ValueError: an argument is out of range.
     """
     run = open_run(folder, chosen_checkpoint(folder, checkpoint))
     dtype = run.config.run.dtype
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
-        dtype = "float32"  # a CPU gains nothing from bfloat16
+        dtype = "float32"  # bfloat16 does not help on a CPU
         model = run.config.model
         if model.attention == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
-            # another attention changes nothing but rounding
+            # another implementation of attention changes only rounding
             model = replace(model, attention="auto")
             run = replace(run, config=replace(run.config, model=model))
     run.model.to(device)
@@ -101,7 +107,7 @@ def sample(
                 for piece in pieces(run, prompts[0], n_tokens, **options):
                     print(_shown(piece), end="", flush=True)
             except KeyboardInterrupt:
-                print()  # what is said of it begins a line
+                print()  # so that the message about it starts on a new line
                 raise
             print()
             return
@@ -112,7 +118,7 @@ def sample(
 
 
 def _shown(text: str) -> str:
-    """Text for stdout; on a terminal without control characters, which a model may write to it."""
+    """Return text for stdout; on a terminal, control characters from the model are replaced."""
     if not sys.stdout.isatty():
         return text
     kept = (c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
@@ -120,10 +126,10 @@ def _shown(text: str) -> str:
 
 
 def pieces(run: Run, prompt: str, n_tokens: int, **options: Unpack[DrawOptions]) -> Iterator[str]:
-    """The prompt, then what follows it up to `stop_id` as it is drawn, cut between characters."""
+    """Yield the prompt, then new text up to `stop_id` as it is generated, in whole characters."""
     decoder = StreamDecoder(run.tokenizer)
     prompt_ids = run.tokenizer.encode(prompt)
-    # refuses what is wrong before anything is printed
+    # The call checks the arguments before anything is printed.
     drawn = stream(run.model, _batch(run, [prompt_ids]), n_tokens, **options)
     yield decoder.feed(*prompt_ids)
     for token in drawn:
@@ -142,10 +148,10 @@ def continuations(
     samples: int = 1,
     **options: Unpack[DrawOptions],
 ) -> list[list[str]]:
-    """`samples` texts for each prompt, which they begin with; they end before `stop_id`.
+    """Generate `samples` texts per prompt; each includes the prompt and ends before `stop_id`.
 
-    Prompts of equally many tokens make a batch, so what is drawn with a seed may depend on the
-    other prompts.
+    Prompts with the same number of tokens form a batch, so with the same seed, samples may depend
+    on the other prompts.
     """
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1.")
@@ -163,7 +169,7 @@ def continuations(
 
 
 def _batch(run: Run, rows: list[list[int]]) -> torch.Tensor:
-    """(B, T) prompts on the device of the model; empty ones begin after an end of text."""
+    """Return prompts (B, T) on the model's device; an empty one becomes an end-of-text token."""
     device = run.model.tok_emb.weight.device
     return torch.tensor([ids or [run.tokenizer.eot_id] for ids in rows], device=device)
 
@@ -173,9 +179,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = options(argv)
     prompts = args.prompt or [""]
     for prompt in prompts:
-        # as Python decodes what is no UTF-8 on a command line
+        # Python decodes command-line arguments that are not UTF-8 to these characters.
         if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise ValueError(f"--prompt={prompt!r} is not UTF-8: take --prompt-file for other text")
+            raise ValueError(f"--prompt={prompt!r} is not UTF-8: use --prompt-file for other text")
     if (path := args.prompt_file) is not None:
         try:
             prompts = [path.read_bytes().decode()]

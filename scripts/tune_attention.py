@@ -1,11 +1,11 @@
-"""Measure the tiles of the attention kernels on this GPU, and keep the fastest for later runs.
+"""Tune the tile sizes of the Triton attention kernels on this GPU, and save the fastest.
 
 python -m scripts.tune_attention [--head-dims 64 128] [--seq-len 4096]
 
-For GPUs that the tables of kernels/triton/tiles.py were not measured on; without it those serve.
-Each candidate is held against the tables' own result before its time counts. The choice goes to
-$PAPILIO_CACHE, or ~/.cache/papilio, from where every later process takes it; deleting the file
-undoes it.
+Use it on GPUs for which kernels/triton/tiles.py has no measurements; without it, the tables there
+are used. The results of each candidate are compared with those of the tables before it is timed.
+The choice is saved in $PAPILIO_CACHE, or ~/.cache/papilio, and later processes use it. Delete the
+file to undo it.
 """
 
 import argparse
@@ -47,16 +47,16 @@ from kernels.triton.tuning import measured_tiles, measured_tiles_file, use_measu
 
 TOKENS = 16_384
 CHANNELS = 2048
-TOLERANCE = 0.02  # relative error between two ways to round to 16 bits
+TOLERANCE = 0.02  # relative error from different rounding to 16 bits
 
 
 def candidates() -> Iterator[Tiles]:
-    """Tiles worth a try on any GPU; those that do not fit it fail to launch."""
+    """Yield the tiles to try on any GPU; tiles that are too large for it fail to launch."""
     return itertools.starmap(Tiles, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3)))
 
 
 def kernel_run(kernel: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """What is timed for a kernel: the forward pass, or the backward pass that the kernel is in."""
+    """Return the function to time for a kernel: the forward pass or the whole backward pass."""
     attend = functools.partial(flash_attention, q, k, v, causal=True, impl="triton")
     if kernel == "forward":
         return lambda: (attend(),)
@@ -66,9 +66,10 @@ def kernel_run(kernel: str, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], tup
 
 
 def tune(kernel: str, head_dim: int, seq_len: int, gpu_name: str) -> tuple[Tiles | None, float]:
-    """The fastest tiles of a kernel, and how many times faster than the tables' they are.
+    """Find the fastest tiles of a kernel, and use them for the rest of this process.
 
-    None, 1.0 where nothing beat the tables. The choice holds for the rest of this process.
+    Returns:
+        The tiles and their speedup over those of the tables; None and 1.0 if no tiles are faster.
     """
 
     def median_ms() -> Any:
@@ -104,16 +105,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
     if not torch.cuda.is_available():
-        raise SystemExit("tune_attention measures a GPU, and PyTorch sees none")
+        raise SystemExit("tune_attention needs a GPU, and PyTorch does not find one")
     gpu_name = torch.cuda.get_device_name()
     title = f"Attention tiles on {gpu_name}, {args.seq_len:,} tokens, causal, bf16"
     table = Table("kernel", "head_dim", "fastest", "x the tables", title=title)
     for head_dim in args.head_dims:
         for kernel in TABLES:
             best, speedup = tune(kernel, head_dim, args.seq_len, gpu_name)
-            found = "the tables'" if best is None else str(best)
-            table.add_row(kernel, str(head_dim), found, f"{speedup:.2f}")
-            print(f"{kernel}, head_dim {head_dim}: {found}", flush=True)
+            fastest = "the tables'" if best is None else str(best)
+            table.add_row(kernel, str(head_dim), fastest, f"{speedup:.2f}")
+            print(f"{kernel}, head_dim {head_dim}: {fastest}", flush=True)
     Console(width=100).print(table)
     file = measured_tiles_file(gpu_name)
     file.parent.mkdir(parents=True, exist_ok=True)

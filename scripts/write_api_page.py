@@ -2,7 +2,7 @@
 
 python -m scripts.write_api_page
 
-A test requires the page to be current.
+A test fails if the page is out of date.
 """
 
 import ast
@@ -36,7 +36,7 @@ NAMES = {
     "fused/layer_norm": "add_layer_norm",
     "fused/linear": "linear",
 }
-"""Names on the page, by their file in kernels/."""
+"""Names on the page, by their source file in kernels/."""
 
 _KNOWN = {name for names in NAMES.values() for name in names.split()}
 _TITLES = {f"{title}:": f"**{title}**\n" for title in ("Attributes", "Returns", "Raises")}
@@ -44,7 +44,7 @@ _TITLES["Args:"] = "**Arguments**\n"
 
 
 def render_page() -> str:
-    """Text of docs/api.md."""
+    """Render the text of docs/api.md."""
     entries = {
         name: render(ROOT / "kernels" / f"{file}.py", name)
         for file, names in NAMES.items()
@@ -55,10 +55,10 @@ def render_page() -> str:
 
 
 def render(file: Path, name: str) -> str:
-    """Heading, signature and docstring of a function, class or method, read from the source."""
+    """Render heading, signature and docstring of a function, class or method from its source."""
     source = file.read_text()
     node: ast.AST = ast.parse(source)
-    for part in name.split("."):  # the last definition, as overloads come before it
+    for part in name.split("."):  # the last definition, because overloads come before it
         *_, node = (x for x in ast.iter_child_nodes(node) if getattr(x, "name", None) == part)
     assert isinstance(node, ast.FunctionDef | ast.ClassDef)
     code, doc = signature(node, source), ast.get_docstring(node)
@@ -70,7 +70,7 @@ def render(file: Path, name: str) -> str:
 
 
 def package(file: Path, name: str) -> str:
-    """Package or module to import a name from: the one that exports it, or that defines it."""
+    """Package that exports a name, or else the module that defines it."""
     for folder, exporter in (("papilio", "papilio"), ("kernels", "papilio.kernels")):
         if f'"{name}"' in (ROOT / folder / "__init__.py").read_text():
             return exporter
@@ -81,14 +81,14 @@ def signature(node: ast.FunctionDef | ast.ClassDef, source: str) -> str:
     """Signature of a function, or of the constructor of a class, without comments."""
     if isinstance(node, ast.ClassDef):
         init = next(x for x in node.body if isinstance(x, ast.FunctionDef) and x.name == "__init__")
-        called = signature(init, source).removesuffix(" -> None")
-        return called.replace("def __init__(self, ", f"class {node.name}(")
+        init_signature = signature(init, source).removesuffix(" -> None")
+        return init_signature.replace("def __init__(self, ", f"class {node.name}(")
     lines = source.splitlines()[node.lineno - 1 : node.body[0].lineno - 1]
     return re.sub(r"  #.*", "", dedent("\n".join(lines))).removesuffix(":")
 
 
 def markdown(doc: str) -> str:
-    """A Google-style docstring in Markdown: arguments, attributes and errors become lists."""
+    """Convert a Google-style docstring to Markdown, with lists of arguments and errors."""
     lines, in_section = [], False
     for line in re.sub(r"`([\w.]+)`", lambda match: link(match[1]), doc).splitlines():
         in_section = line in _TITLES or (in_section and line[:1] in ("", " "))
@@ -104,7 +104,7 @@ def markdown(doc: str) -> str:
 
 
 def link(name: str) -> str:
-    """The name as code, with a link to its entry if it has one."""
+    """Format a name as code, with a link to its entry if it has one."""
     return f"[`{name}`](#{name.lower().replace('.', '')})" if name in _KNOWN else f"`{name}`"
 
 

@@ -44,13 +44,13 @@ def test_listops_with_its_yardsticks(tmp_path, capsys, few_formulas):
     for i, label in enumerate(test.labels.tolist()):
         assert listops.evaluate(test.documents(i)[0].tolist()) == label
     printed = capsys.readouterr().out
-    assert "Accuracy on test of the commonest label" in printed
+    assert "Accuracy on test from the most common label" in printed
     assert (folder / "samples.png").stat().st_size > 10_000
     # the files that it wrote are a source that gives the same
     main(["listops", "--source", str(folder), "--out", str(tmp_path / "again")])
     assert files_of(tmp_path / "again" / "listops") == files_of(folder)
     run(tmp_path, "listops")
-    assert "was finished before; nothing to do" in capsys.readouterr().out
+    assert "is already finished; nothing to do" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_shorter_formulas_are_a_set_of_their_own(tmp_path, capsys):
     assert lengths.min() >= 4 and lengths.max() <= 32
     source = json.loads((folder / "manifest.json").read_text())["source"]
     assert (source["shortest"], source["longest"]) == (4, 32)
-    assert "knowing the root operator" in capsys.readouterr().out
+    assert "from the root operator: " in capsys.readouterr().out
     assert (folder / "samples.png").stat().st_size > 10_000
 
 
@@ -226,7 +226,7 @@ def test_released_pathfinder(tmp_path, capsys):
         (["pathx", "--seed", "-1"], "seed=-1"),
         (["pathx", "--workers", "0"], "n_threads=0"),
         (["pathx", "--source", "x", "--distractors-of", "6"], "was not released"),
-        (["pathx", "--examples", "1,1,1", "--tsv"], "--tsv has no meaning for pathx"),
+        (["pathx", "--examples", "1,1,1", "--tsv"], "--tsv is for listops only, not for pathx"),
     ],
 )
 def test_errors_are_sentences(tmp_path, command, message):

@@ -37,7 +37,7 @@ def test_a_text_file_becomes_shards_and_a_table(corpus, tmp_path, capsys):
     first = TokenStream(out, "train").read(0, 8).tolist()
     assert tokenizer.decode(first).startswith("par")
     assert main(command) == 0
-    assert "finished before; nothing to do" in capsys.readouterr().out
+    assert "is already finished; nothing to do" in capsys.readouterr().out
 
 
 def test_documents_of_one_split(corpus, tmp_path):
@@ -50,7 +50,7 @@ def test_one_document_is_cut(corpus, tmp_path, capsys):
     out = tmp_path / "out"
     command = [str(corpus), "--out", str(out), "--train-bpe", "300"]
     assert main(command) == 0
-    assert "the last 10% of each, from the beginning of a line on" in capsys.readouterr().out
+    assert "the last 10% of each are held out" in capsys.readouterr().out
     assert {s: i.documents for s, i in Manifest.load(out).splits.items()} == {"train": 1, "val": 1}
     streams = [TokenStream(out, split) for split in ("train", "val")]
     tokenizer = load_tokenizer(str(out))

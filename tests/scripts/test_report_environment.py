@@ -26,14 +26,14 @@ def test_needs_neither_triton_nor_a_gpu():
     assert facts["Python"].startswith(platform.python_version())
     assert facts["torch"].startswith(torch.__version__)
     assert facts["attention"].startswith("sdpa, ")
-    assert facts["triton"] == "does not serve it: the package triton is not installed"
-    assert facts["hopper"].startswith("does not serve it: q is on cpu")
+    assert facts["triton"] == "not supported: the package triton is not installed"
+    assert facts["hopper"].startswith("not supported: q is on cpu")
 
 
 def test_every_implementation_says_whether_it_serves_the_call():
     lines = dict(report_environment.report())
     assert [name for name in lines if name.startswith("  ")] == [f"  {name}" for name in IMPLS]
-    assert lines[f"  {lines['attention'].partition(',')[0]}"] == "serves it"
+    assert lines[f"  {lines['attention'].partition(',')[0]}"] == "supported"
 
 
 def test_a_missing_package_is_reported(monkeypatch):

@@ -67,7 +67,7 @@ def test_refusals(train, capsys, tmp_path):
     for options, message in (
         (["--past-context", "refuse"], "make 20[0-9], more than model.context_length=32"),
         (["--prompt-file", str(latin)], r"--prompt-file .*latin.txt must be UTF-8 text"),
-        (["--prompt", "some text", "--top-k", "0"], "top_k=0 must lie"),
+        (["--prompt", "some text", "--top-k", "0"], "top_k=0 must be"),
         (["--prompt", "a\udcff"], r"--prompt='a\\udcff' is not UTF-8"),
         (["--samples", "0"], "samples=0 must be at least 1"),
     ):
