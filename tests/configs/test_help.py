@@ -11,12 +11,12 @@ class Item:
     """Not a section."""
 
     steps: int
-    """Of an item."""
+    """Steps of an item."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inner:
-    """What is inside."""
+    """An inner section."""
 
     size: int = 3
     """Metres, 100% of them."""
@@ -24,7 +24,7 @@ class Inner:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What the section is for.
+    """Purpose of the section.
 
     And more that help leaves out.
     """
@@ -55,13 +55,13 @@ top level:
   kind=a                Which kind. (a or b)
 
 section:
-  What the section is for.
+  Purpose of the section.
 
   section.path          A folder. (text; must be set)
   section.inner.size=3  Metres, 100% of them. (a whole number)
   section.items=[]      Several. (a list)
   section.items[].steps
-                        Of an item. (a whole number; must be set)
+                        Steps of an item. (a whole number; must be set)
 """
 TEXT = "Train it.\n  As it is."
 

@@ -1,4 +1,4 @@
-"""YAML that may be somebody else's: plain data, or one sentence that quotes nothing of it."""
+"""Untrusted YAML: plain data, or one error sentence that does not quote it."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from configs.plain_yaml import MAX_BYTES, YamlError, dump, load, parse
         ("true", True),
         ("null", None),
         ("", None),
-        # text, which YAML 1.1 takes for something else
+        # text that YAML 1.1 reads as another type
         ("1:30", "1:30"),
         ("no", "no"),
         ("on", "on"),
@@ -69,7 +69,7 @@ def test_what_is_not_plain_is_refused_and_not_quoted(text, reason):
     with pytest.raises(YamlError, match=reason) as error:
         parse(text)
     assert "s3cr3t" not in str(error.value)
-    assert error.value.__cause__ is None  # which would be printed with -X dev
+    assert error.value.__cause__ is None  # it would be printed with -X dev
 
 
 def test_files_that_are_not_text(tmp_path):

@@ -162,7 +162,7 @@ def test_errors_name_the_field(argv, message):
         ("\xff\xfe", "must be a YAML file"),
     ],
 )
-def test_files_that_are_no_configuration(tmp_path, text, message):
+def test_files_that_are_not_configurations(tmp_path, text, message):
     path = tmp_path / "a=b.yaml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=message):
@@ -177,7 +177,7 @@ def test_a_file_of_another_task_is_named_as_such():
         load_config([image, "task=language"])
 
 
-def test_defaults_that_the_data_tell():
+def test_defaults_that_depend_on_the_data():
     @dataclass(frozen=True)
     class Inner:
         size: int = 1
@@ -214,7 +214,7 @@ def test_batch_that_does_not_divide_over_the_gpus():
         config.grad_accum_steps(world_size=3)
 
 
-def test_all_that_is_wrong_in_a_file_is_named_with_the_file(tmp_path):
+def test_all_errors_in_a_file_are_reported_with_its_name(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("model: {n_layers: 4, mask: {blocks: 64}}\noptim: {learning_rate: 1}\n")
     with pytest.raises(ConfigError) as error:

@@ -39,11 +39,11 @@ CLASSIFIER = settings_of(ClassifyConfig)
         ),
     ],
 )
-def test_what_was_meant(key, sentence):
+def test_suggestions(key, sentence):
     assert re.search(sentence, unknown_key_message(key, GPT, {"task=classification": CLASSIFIER}))
 
 
-def test_what_a_classifier_calls_otherwise():
+def test_suggestions_across_tasks():
     others = {"task=language": GPT}
     assert "mean optim.batch_size?" in unknown_key_message(
         "optim.total_batch_size", CLASSIFIER, others
@@ -57,6 +57,6 @@ def test_what_a_classifier_calls_otherwise():
 def test_other_names_lead_to_settings():
     ours = {key.rpartition(".")[2] for key in {*GPT, *CLASSIFIER}}
     assert OTHER_NAMES.keys() <= ours
-    # of a GPT's, only one that means something else here is among the other names
+    # only one of a GPT's settings is also another name, with another meaning here
     others = set(chain(*OTHER_NAMES.values()))
     assert {key.rpartition(".")[2] for key in GPT} & others == {"block_size"}

@@ -1,4 +1,4 @@
-"""The programs in examples/ run as their docstrings say, and print what they promise."""
+"""The programs in examples/ run, and print what their docstrings say."""
 
 import os
 import re
@@ -16,7 +16,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Run an example in this process, which has loaded PyTorch; returns what it prints."""
+    """Run an example in this process, which has loaded PyTorch, and return its output."""
 
     def run(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
@@ -27,7 +27,7 @@ def run(monkeypatch, capsys):
 
 
 def differences(printed: str) -> list[float]:
-    """The numbers in scientific notation."""
+    """Extract the numbers in scientific notation."""
     return [float(number) for number in re.findall(r"\d(?:\.\d+)?e[-+]\d+", printed)]
 
 

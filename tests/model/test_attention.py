@@ -1,4 +1,4 @@
-"""What the attention layer hands to the kernels, and that rotary turns q and k but not v."""
+"""Attention layer: arguments passed to the kernels, and rotary embedding of q and k but not v."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def make_layer(layer: int = 0, **changes: Any) -> SelfAttention:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The arguments of every call that a layer makes to an attention function."""
+    """Record the arguments of every call from a layer to an attention function."""
     seen = []
 
     def spy(qkv: Any, **options: Any) -> Any:

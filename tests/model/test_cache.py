@@ -1,4 +1,4 @@
-"""The cache: what it hands back, what it refuses, and hidden states that do not see it."""
+"""KV cache: what it returns and refuses, and that it does not change hidden states."""
 
 from dataclasses import replace
 from typing import Any
@@ -124,7 +124,7 @@ SPARSEST = MaskConfig(pattern="butterfly", block_size=16, window_blocks=1, globa
 def test_tokens_one_by_one_under_a_butterfly(positions: str, mask: MaskConfig, first: int) -> None:
     model = make_model(context_length=83, positions=positions, mask=mask)
     cache = KVCache(N_LAYER, 83)
-    tokens = torch.randint(VOCAB, (2, 83))  # six blocks, the last one cut off
+    tokens = torch.randint(VOCAB, (2, 83))  # six blocks, the last one partial
     parts = tokens.split([first, *[1] * (83 - first)], dim=1)
     hidden = torch.cat([model.hidden(part, cache=cache) for part in parts], dim=1)
     whole = model.hidden(tokens)

@@ -1,4 +1,4 @@
-"""The classifier: what padding, order and position may and may not change."""
+"""Classifier: effects of padding, token order and positions on the logits."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_padding_changes_nothing(pooling: str, positions: dict[str, Any]) -> Non
     other = torch.where(torch.arange(T) < lengths[:, None], one, 3)
     assert not torch.equal(one, other)
     equal(model(one, lengths), model(other, lengths))
-    # without lengths, what was padding counts
+    # without lengths, padding counts as tokens
     assert (model(one) - model(other))[:3].abs().min() > 1e-9
 
 
@@ -59,7 +59,7 @@ def test_gradients_of_padding_are_zero(pooling: str) -> None:
 
 
 def test_gradients_of_learned_positions_add_up_over_rows() -> None:
-    """Each row's tokens in an order of its own, or all rows' in one: the same images."""
+    """Permute tokens with their places, per row or the same for all rows: the same images."""
     model, ids, weights = make(embedding="learned"), tokens(), torch.randn(B, 3).double()
     generator = torch.Generator().manual_seed(2)
     of_rows = torch.stack([torch.randperm(T, generator=generator) for _ in range(B)])
@@ -75,7 +75,7 @@ def test_gradients_of_learned_positions_add_up_over_rows() -> None:
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_order_is_told_by_places_alone(pooling: str, positions: dict[str, Any]) -> None:
-    """Tokens in another order, with their places, are the same image."""
+    """Permuted tokens with their places give the same logits."""
     model, ids = make(pooling=pooling, **positions), tokens()
     order = torch.randperm(T, generator=torch.Generator().manual_seed(2))
     expected = model(ids)
@@ -88,7 +88,7 @@ def test_order_is_told_by_places_alone(pooling: str, positions: dict[str, Any]) 
 @pytest.mark.parametrize("extra", [0, 5])
 @pytest.mark.parametrize("positions", [IMAGE, LEARNED])
 def test_packed_images_are_masked_ones(pooling: str, extra: int, positions: dict[str, Any]) -> None:
-    """Leaving pixels out is hiding them from attention and pooling, for outputs and gradients."""
+    """Packing equals masking pixels in attention and pooling, for outputs and gradients."""
     model = make(pooling=pooling, **positions)
     ids = tokens()
     ink = torch.rand(B, T, generator=torch.Generator().manual_seed(3)) < 0.3
@@ -99,7 +99,7 @@ def test_packed_images_are_masked_ones(pooling: str, extra: int, positions: dict
     packed.sum().backward()
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
-    # the same one image at a time, exactly as long as its ink
+    # the same for one image at a time, without padding
     alone = []
     for i in range(B):
         place = ink[i].nonzero().T
@@ -123,8 +123,10 @@ def test_mean_and_max_are_what_they_say() -> None:
 
 
 def test_a_maximum_gives_its_gradient_to_one_of_equals() -> None:
-    """To the one that was taken: who looks for it again may find two, or none, see the slow test of
-    compiled gradients."""
+    """A backward pass that compares with the maximum again may find two equal tokens, or none.
+
+    See also the slow test of compiled gradients.
+    """
     x = torch.ones(B, T, 64, dtype=torch.float64, requires_grad=True)
     make(pooling="max")._pool(x, None).sum().backward()
     assert x.grad is not None
@@ -243,7 +245,7 @@ def test_refuses_shapes_that_make_no_model(changes: dict[str, Any], message: str
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [None, torch.tensor([5, 20, 40, T], dtype=torch.int32)])
 def test_gradients_are_numbers_when_compiled_in_bfloat16(lengths: torch.Tensor | None) -> None:
-    """A maximum that is looked for again among values rounded otherwise is not found."""
+    """Recomputed values with other rounding may not contain the maximum, which gave NaN."""
     model = make(**IMAGE, pooling="mean_max").float().train()
     gradients = []
     for run in (model, torch.compile(model, fullgraph=True, dynamic=False)):

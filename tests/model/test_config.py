@@ -1,4 +1,4 @@
-"""Which models may be asked for, and how a refusal reads."""
+"""Model configurations: defaults, parsing and errors."""
 
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import Any, get_args
@@ -12,14 +12,14 @@ from model.config import GPT2_SIZES, Attention, MaskConfig, ModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Stands for the schema that holds a ModelConfig as one of its fields."""
+    """Minimal schema with a ModelConfig field."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
 
 
 @pytest.fixture
 def resolve(tmp_path):
-    """What train.py does with its command line."""
+    """Read a configuration from a command line, as train.py does."""
     path = tmp_path / "empty.yaml"
     path.touch()
     return lambda *overrides: read_config(RunConfig, [str(path), *overrides]).model

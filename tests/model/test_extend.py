@@ -1,4 +1,4 @@
-"""Weights of one model in another: what must agree, and how its positions reach further."""
+"""Weights of one model in another: fields that must agree, and resized positions."""
 
 import dataclasses
 
@@ -66,12 +66,12 @@ def test_rotary_positions_may_reach_further():
         "model.rope_scaling is 1.0 there and 4.0 here",
     ]
     assert differing(ROTARY, there, here) == changes
-    # nothing reaches further over the context that the weights were trained for
+    # with the trained context length, these changes are refused
     assert differences(there, dataclasses.replace(here, context_length=8)) == changes
     assert differing(ROTARY, there, dataclasses.replace(there, context_length=32)) == []
 
 
-def test_each_field_of_the_model_must_agree_or_may_be_chosen_anew():
+def test_each_field_of_the_model_must_agree_or_may_change():
     chosen = {"context_length", "dropout", "attention_dropout", "attention", "mask", "window_size"}
     chosen |= {"full_every", "recompute_gelu", "residual_in_fp32"}
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
@@ -97,7 +97,7 @@ def test_longer_tables_are_read_at_fractional_positions(old_length, length):
 
 def test_what_grows_with_the_position_grows_more_slowly():
     ramp = torch.arange(6, dtype=torch.float32)[:, None]
-    expected = [0.0, 0.6, 1.2, 1.8, 2.4, 3.0, 3.6, 4.2, 4.8, 5.0]  # 5.4 lies past the last row
+    expected = [0.0, 0.6, 1.2, 1.8, 2.4, 3.0, 3.6, 4.2, 4.8, 5.0]  # 5.4 is past the last row
     torch.testing.assert_close(extend_positions(ramp, 10)[:, 0], torch.tensor(expected))
 
 
@@ -117,7 +117,7 @@ def test_shorter_tables_are_the_first_rows(length):
     shorter = extend_positions(table, length)
     assert torch.equal(shorter, table[:length])
     shorter.zero_()
-    assert table.abs().min() > 0  # a tensor of its own
+    assert table.abs().min() > 0  # a copy
 
 
 @pytest.mark.parametrize("context_length", [5, 8, 20])

@@ -39,7 +39,7 @@ def test_formulas_agree_with_the_flop_counter() -> None:
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         model(tokens, targets)
     assert forward.get_total_flops() == matmul * B * T
-    with FlopCounterMode(display=False) as both:  # of the head in one pass, the forward one
+    with FlopCounterMode(display=False) as both:  # the head's forward pass
         model(tokens, targets).backward()
     assert both.get_total_flops() == 3 * matmul * B * T
 

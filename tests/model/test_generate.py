@@ -1,4 +1,4 @@
-"""Generation: greedy is argmax, seeds repeat, windows move, and the cache changes no token."""
+"""Generation: greedy decoding, seeds, sliding windows, and a cache that changes no token."""
 
 from typing import Any
 
@@ -105,7 +105,7 @@ def test_the_cache_changes_no_token_under_a_butterfly(
     positions: str, n_prompt: int, draws: dict[str, Any]
 ) -> None:
     mask = MaskConfig(pattern="butterfly", block_size=16, window_blocks=1, global_blocks=0)
-    shape = {"context_length": 70, "positions": positions}  # five blocks, the last one cut off
+    shape = {"context_length": 70, "positions": positions}  # five blocks, the last one partial
     model, prompts = make_model(**shape, mask=mask), torch.randint(VOCAB, (2, n_prompt))
     cached = generate(model, prompts, 150, **draws)  # the window moves three times or four
     assert torch.equal(cached, generate(model, prompts, 150, cached=False, **draws))
@@ -150,7 +150,7 @@ def test_a_greedy_row_is_what_its_prompt_alone_gives(positions: str) -> None:
         assert torch.equal(generate(model, prompt[None], 2 * CONTEXT, temperature=0.0)[0], row)
 
 
-def test_going_on_is_having_asked_for_more(prompt: torch.Tensor) -> None:
+def test_continuing_equals_generating_more_at_once(prompt: torch.Tensor) -> None:
     model = make_model()
     at_once = generate(model, prompt, 3 * CONTEXT, temperature=0.0)
     for first in (1, CONTEXT, 2 * CONTEXT - 1):
@@ -176,7 +176,7 @@ def test_stream_leaves_gradients_and_its_own_tokens_alone(prompt: torch.Tensor) 
     for token in tokens:
         assert torch.is_grad_enabled() and not model.training
         got.append(token.clone())
-        token.zero_()  # whoever takes a token may change it
+        token.zero_()  # the caller may modify a token
     assert torch.equal(torch.stack(got, dim=1), expected)
     assert model.training
     broken_off = stream(model, prompt, 4)
@@ -199,7 +199,7 @@ def test_rows_stop_and_the_last_one_ends_it(cached: bool) -> None:
     free = generate(model, prompts, 40, seed=5)[:, 3:]
     stop_id = next(i for i in range(VOCAB) if (free == i).any(dim=1).sum() == 2)
     stopping = generate(model, prompts, 40, seed=5, stop_id=stop_id, cached=cached)[:, 3:]
-    assert stopping.shape == (4, 40)  # two rows never draw it
+    assert stopping.shape == (4, 40)  # two rows never sample it
     ends = []
     for row, expected in zip(stopping.tolist(), free.tolist(), strict=True):
         end = expected.index(stop_id) if stop_id in expected else 40
@@ -231,7 +231,7 @@ def test_refuse_lets_the_context_be_filled(prompt: torch.Tensor) -> None:
 
 
 def brute_force(p: list[float], top_k: int | None, top_p: float | None) -> list[float]:
-    """Probabilities by going through the tokens from the likeliest down."""
+    """Compute probabilities token by token, in order of decreasing probability."""
     order = sorted(range(len(p)), key=lambda i: -p[i])[:top_k]
     total = sum(p[i] for i in order)
     kept, reached = [], 0.0
@@ -262,14 +262,14 @@ def test_probabilities_are_those_of_brute_force(
         torch.testing.assert_close(row, torch.tensor(expected), rtol=1e-4, atol=1e-6)
 
 
-def test_the_nucleus_is_as_small_as_it_can_be() -> None:
+def test_the_nucleus_is_minimal() -> None:
     logits = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()
 
     def kept(top_p: float) -> list[int]:
         return probabilities(logits, top_p=top_p)[0].nonzero()[:, 0].tolist()
 
     assert kept(1e-9) == [1]
-    assert kept(0.4999) == kept(0.5) == [1]  # that is p already
+    assert kept(0.4999) == kept(0.5) == [1]  # this token alone reaches p
     assert kept(0.5001) == kept(0.7499) == [1, 2]
     assert len(kept(0.7501)) == 3
     assert kept(0.9) == kept(1.0) == [0, 1, 2, 3]
@@ -296,7 +296,7 @@ def test_a_broken_model_draws_nothing(temperature: float, prompt: torch.Tensor) 
     with torch.no_grad():
         model.tok_emb.weight.fill_(1.0)
         model.ln_f.bias.fill_(1e30)
-        model.tok_emb.weight[7] = 1e10  # no token of the prompt
+        model.tok_emb.weight[7] = 1e10  # a token that is not in the prompt
     with pytest.raises(FloatingPointError, match="logits are not finite"):
         generate(model, prompt, 2, temperature=temperature)
 
@@ -381,5 +381,5 @@ def test_nothing_to_add(prompt: torch.Tensor) -> None:
 )
 def test_refusals(arguments: dict[str, Any], message: str, prompt: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=message):
-        # not asked for a token: refused all the same
+        # refused by the call, before the first token is requested
         stream(make_model(), **({"tokens": prompt, "max_new_tokens": 4} | arguments))

@@ -1,4 +1,4 @@
-"""What a GPT promises beside GPT-2's numbers: loss, positions, dropout, tracing."""
+"""GPT: loss, positions, dropout and tracing (test_gpt2_parity.py compares its numbers)."""
 
 import copy
 import re
@@ -25,7 +25,7 @@ POSITIONS = ["learned", "rotary"]
 
 
 def make_model(*, spread: float = 0.3, **changes: Any) -> GPT:
-    """A tiny model whose weights are far enough from 0 for errors to show."""
+    """Make a tiny model with weights that are large enough for errors to show."""
     torch.manual_seed(0)
     model = GPT(ModelConfig(**(TINY | changes)))
     with torch.no_grad():
@@ -44,18 +44,18 @@ def make_batch(
 
 @pytest.mark.parametrize("pattern", ["dense", "butterfly"])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_made_of_weights_it_is_the_model_that_had_them(positions: str, pattern: str) -> None:
+def test_with_weights_copies_the_model(positions: str, pattern: str) -> None:
     mask = MaskConfig(pattern=pattern, block_size=16)
     model = make_model(positions=positions, mask=mask)
     state = torch.get_rng_state()
     again = GPT.with_weights(model.config, model.state_dict())
-    assert torch.equal(torch.get_rng_state(), state)  # nothing was drawn
+    assert torch.equal(torch.get_rng_state(), state)  # no random numbers were drawn
     tokens, targets = make_batch(seq_len=CONTEXT)
     assert torch.equal(again(tokens, targets), model(tokens, targets))
     assert all(p.requires_grad for p in again.parameters())
     with torch.no_grad():
         model.ln_f.weight.zero_()
-    assert again.ln_f.weight.any()  # copies: a file may have been mapped
+    assert again.ln_f.weight.any()  # copies, because weights may be memory-mapped
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -129,7 +129,7 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_packed_documents_equal_documents_alone(positions: str, mask: str) -> None:
-    lengths = [3, 1, 7, 5]  # all in one block: a document alone has other blocks
+    lengths = [3, 1, 7, 5]  # all in one block, because a document alone has other blocks
     model = make_model(positions=positions, mask=MASKS[mask])
     tokens, targets = make_batch(batch=2, seq_len=sum(lengths))
     starts = torch.tensor([0, 3, 4, 11])
@@ -336,7 +336,7 @@ def _checkpointed(forward: Any) -> Any:
 @pytest.mark.parametrize(("positions", "dropout"), [("learned", 0.0), ("rotary", 0.1)])
 def test_compiles_without_a_graph_break(positions: str, dropout: float) -> None:
     torch.compiler.reset()  # what other tests compiled counts towards a limit
-    # the oracle reads its dropout seed on the host, which no graph can hold: sdpa stands in for it
+    # the reference reads its dropout seed on the host, which breaks the graph: use sdpa instead
     rates = {"dropout": dropout, "attention_dropout": dropout}
     model = make_model(positions=positions, attention="sdpa", n_layer=1, **rates)
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")
@@ -352,7 +352,7 @@ def test_compiles_without_a_graph_break(positions: str, dropout: float) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_errors_name_what_came_and_what_to_do() -> None:
+def test_errors_name_the_value_and_the_remedy() -> None:
     model = make_model()
     tokens, targets = make_batch()
     with pytest.raises(ValueError, match=r"33 tokens.*model.context_length=32.*raise.*rotary"):

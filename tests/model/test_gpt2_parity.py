@@ -11,7 +11,7 @@ from model.gpt import GPT
 
 VOCAB, CONTEXT, LAYERS, HEADS, WIDTH = 61, 40, 3, 4, 32
 
-# ours -> theirs, and whether theirs is stored transposed (their Conv1D is (in, out))
+# our name -> transformers' name, and whether it is transposed (Conv1D is (in, out))
 BLOCK_NAMES = {
     "ln_1.weight": ("ln_1.weight", False),
     "ln_1.bias": ("ln_1.bias", False),
@@ -39,7 +39,7 @@ NAMES = {
 
 
 def make_pair(dtype: torch.dtype, inverse_layer: bool) -> tuple[GPT, GPT2LMHeadModel]:
-    """Our model and theirs with the same weights, large enough to bend every nonlinearity."""
+    """Make our model and transformers' with the same weights, large enough for nonlinearity."""
     torch.manual_seed(0)
     ours = GPT(
         ModelConfig(

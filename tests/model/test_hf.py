@@ -1,4 +1,4 @@
-"""Weights of transformers' GPT-2 into ours and back; the files are tested with the commands."""
+"""Convert transformers' GPT-2 to ours and back; tests/scripts tests the files."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ HF = {"vocab_size": VOCAB, "n_positions": 40, "n_layer": 3, "n_head": 4, "n_embd
 
 @pytest.fixture(scope="module")
 def tensors(make_gpt2):
-    """As transformers saves them: the head is tied."""
+    """State dict as transformers saves it, with a tied head."""
     state = make_gpt2(vocab_size=VOCAB).state_dict()
     return {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
 
@@ -109,7 +109,7 @@ def test_buffers_of_more_than_ten_layers():
         ),
         ({"wpe.weight": torch.zeros(41, 32)}, r"wpe.weight is \(41, 32\) and not \(40, 32\)"),
         (
-            {"h.0.attn.c_attn.weight": torch.zeros(96, 32)},  # as torch's Linear would have it
+            {"h.0.attn.c_attn.weight": torch.zeros(96, 32)},  # the shape of torch's Linear
             r"h.0.attn.c_attn.weight is \(96, 32\) and not \(32, 96\)",
         ),
         ({"ln_f.bias": torch.zeros(32).double()}, "ln_f.bias is torch.float64"),

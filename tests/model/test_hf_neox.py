@@ -1,4 +1,4 @@
-"""Rotary models of ours as transformers' GPT-NeoX, and back."""
+"""Convert our rotary models to transformers' GPT-NeoX and back."""
 
 from dataclasses import replace
 
@@ -37,13 +37,13 @@ def test_transformers_gives_our_logits(change: dict, hf_of: str) -> None:
     ours = GPT(config).eval()
     ours.load_state_dict(state)
     hf = config_to_hf(config, eot_id=7, dtype=torch.float32)
-    if hf_of == "old":  # what versions before 5 read
+    if hf_of == "old":  # the format of versions before 5
         del hf["rope_parameters"]
     tokens = torch.randint(61, (2, 40))
     with torch.no_grad():
         expected, got = ours(tokens), theirs_of(config, hf, state)(tokens).logits
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert expected.std() > 1  # or the comparison says little
+    assert expected.std() > 1  # otherwise the comparison means little
 
 
 def test_out_and_in_again_is_exact() -> None:
@@ -119,7 +119,7 @@ def test_transformers_defaults_are_those_of_another_model() -> None:
         ),
     ],
 )
-def test_what_has_no_place_there_is_refused(change: dict, message: str) -> None:
+def test_models_that_gpt_neox_cannot_represent_are_refused(change: dict, message: str) -> None:
     config = replace(CONFIG, **change)
     with pytest.raises(ValueError, match=message):
         config_to_hf(config, eot_id=7, dtype=torch.float32)

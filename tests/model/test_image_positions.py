@@ -1,4 +1,4 @@
-"""Positions of pixels: what they depend on, and how learned ones grow with the image."""
+"""Positions of pixels, and resizing learned ones to a larger image."""
 
 import math
 
@@ -15,7 +15,7 @@ from model.positions import (
 
 
 def scores(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """(T, T) scores of one query and key vector, turned to all places."""
+    """Compute scores (T, T) of one query and one key vector, rotated to all positions."""
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 1, 1, 16, generator=generator, dtype=torch.float64)
     cos, sin = axial_rotary_tables(rows, columns, 16, 4.0, 100.0)
@@ -36,8 +36,8 @@ def test_axial_wavelengths() -> None:
     period = torch.tensor([0, 4, 100])
     cos, sin = axial_rotary_tables(period, torch.zeros(3, dtype=torch.int64), 16, 4.0, 100.0)
     assert cos.shape == sin.shape == (3, 8)
-    torch.testing.assert_close(cos[1, 0], torch.tensor(1.0))  # the fastest pair is back after 4
-    torch.testing.assert_close(cos[2, 3], torch.tensor(1.0))  # the slowest after 100
+    torch.testing.assert_close(cos[1, 0], torch.tensor(1.0))  # the fastest pair has period 4
+    torch.testing.assert_close(cos[2, 3], torch.tensor(1.0))  # the slowest has period 100
     torch.testing.assert_close(sin[1, 3], torch.tensor(math.sin(2 * math.pi * 4 / 100)))
     assert torch.equal(cos[:, 4:], torch.ones(3, 4))  # columns' pairs
 
@@ -55,7 +55,7 @@ def test_waves_are_the_same_place_in_all_sizes() -> None:
     small = row_and_column_waves(torch.tensor([1]), torch.tensor([3]), 4, 3)
     large = row_and_column_waves(torch.tensor([4, 7]), torch.tensor([12, 15]), 16, 3)
     assert small.shape == (1, 12)
-    # the middle of a pixel is the middle of the four times four that replace it
+    # a pixel and the 4 x 4 pixels that replace it have the same centre
     where = torch.tensor([1.5 / 4, 3.5 / 4])
     angles = (where[:, None] * torch.tensor([1, 2, 4]) * math.pi).flatten()
     torch.testing.assert_close(small[0], torch.cat((angles.sin(), angles.cos())))
@@ -63,7 +63,7 @@ def test_waves_are_the_same_place_in_all_sizes() -> None:
     assert first == pytest.approx(6.0, abs=1e-4)
 
 
-def test_duplicated_positions_stand_over_their_squares() -> None:
+def test_duplicated_positions_cover_their_squares() -> None:
     table = torch.randn(9, 2)
     grown = duplicate_gridwise(table, 6).view(6, 6, 2)
     for row in range(6):

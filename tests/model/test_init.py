@@ -1,4 +1,4 @@
-"""How many parameters a GPT has, and how they start."""
+"""Parameter count and initialisation of a GPT."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What settings keep between the passes, in bytes, as torch.compile splits a step on the CPU."""
+"""Memory saved for the backward pass by setting, as torch.compile splits a step on the CPU."""
 
 import functools
 from typing import Any
@@ -17,7 +17,7 @@ CONFIG: dict[str, Any] = {
 
 @functools.cache
 def kept(share: float = 1.0, **settings: Any) -> tuple[int, float]:
-    """Bytes that a compiled forward pass under autocast leaves for the backward, and the loss."""
+    """Bytes that a compiled forward pass under autocast saves for backward, and the loss."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = GPT(ModelConfig(**CONFIG, **settings))
@@ -49,7 +49,7 @@ def test_a_gelu_that_is_computed_again_is_not_kept() -> None:
 
 
 def test_a_residual_stream_in_bfloat16_takes_less() -> None:
-    # each layer keeps two sums for its normalisations; what else is kept is in bfloat16 either way
+    # each layer saves two sums for its norms; all other saved tensors are bfloat16 either way
     assert kept(residual_in_fp32=True)[0] - kept()[0] >= LAYERS * 2 * B * T * C * 2
 
 

@@ -1,4 +1,4 @@
-"""The mask of a model: its layout, one object a length, what it refuses."""
+"""Mask of a model: layout, one object per length, and errors."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_layout_is_butterfly_window_and_global_blocks() -> None:
 
 
 def test_the_last_of_128_blocks_sees_the_most() -> None:
-    mask = MaskConfig(pattern="butterfly").build(16_384)  # what docs/evaluation.md says of it
+    mask = MaskConfig(pattern="butterfly").build(16_384)  # as stated in docs/evaluation.md
     assert mask is not None and mask.layout.shape == (1, 128, 128)
     seen = mask.layout[0].tril().sum(dim=1)
     assert seen.float().mean().item() == pytest.approx(5.9, abs=0.05)
@@ -53,7 +53,7 @@ def test_window_of_two_connects_every_block_to_its_past() -> None:
         mask = config.build(16 * 16)
         assert mask is not None
         step = mask.layout[0].tril().double()
-        return torch.linalg.matrix_power(step, 12) > 0  # GPT-2 small's layers
+        return torch.linalg.matrix_power(step, 12) > 0  # the number of layers of GPT-2 small
 
     past = torch.ones(16, 16).tril().bool()
     assert not torch.equal(reached(1), past)
@@ -86,6 +86,6 @@ def test_refusals(fields: dict[str, Any], message: str) -> None:
         MaskConfig(**fields)
 
 
-def test_sdpa_knows_no_masks() -> None:
+def test_sdpa_does_not_support_masks() -> None:
     with pytest.raises(ValueError, match="=butterfly is not supported with model.attention=sdpa"):
         ModelConfig(mask=MaskConfig(pattern="butterfly"), attention="sdpa")

@@ -1,4 +1,4 @@
-"""What no machine can hold is refused in words before anything is allocated."""
+"""Models that are too large are refused before memory is allocated."""
 
 import pytest
 import torch
@@ -19,12 +19,12 @@ from model.gpt import GPT
         ({"context_length": 10**12}, "model.context_length=1000000000000 must be at most"),
     ],
 )
-def test_sizes_that_nobody_means(options, message):
+def test_absurd_sizes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(**options)
 
 
-def test_a_classifier_of_many_tokens():
+def test_a_classifier_with_a_large_vocabulary():
     with pytest.raises(ValueError, match="model.vocab_size=1025 must be at most 1,024"):
         ClassifierConfig(vocab_size=1025, n_classes=2, context_length=8)
 
@@ -35,5 +35,5 @@ def test_a_model_that_the_machine_cannot_hold():
         GPT(ModelConfig(**large, context_length=8))
     with pytest.raises(ValueError, match=r"model.n_layer=10000, .* GiB of weights, and this mach"):
         Classifier(ClassifierConfig(**large, vocab_size=2, n_classes=2, context_length=8))
-    with torch.device("meta"):  # as where weights are only described
+    with torch.device("meta"):  # a model without storage
         assert GPT(ModelConfig(n_layer=2, n_embd=2**16, n_head=2**8, context_length=8)) is not None

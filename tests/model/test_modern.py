@@ -1,4 +1,4 @@
-"""What a GPT can have beside GPT-2's: grouped heads, windows, patterns, gates and norms."""
+"""Options of a GPT that GPT-2 does not have: grouped heads, windows, patterns, gates, norms."""
 
 from dataclasses import replace
 
@@ -81,7 +81,7 @@ def test_a_window_hides_what_is_before_it() -> None:
     x, y = tokens(), tokens()
     y[:, :20] = (y[:, :20] + 1) % 61
     for model, differ in (
-        (GPT(config).eval(), slice(0, 28)),  # the last that sees token 19
+        (GPT(config).eval(), slice(0, 28)),  # the last token that attends to token 19
         (GPT(replace(config, n_layer=2, full_every=2)).eval(), slice(0, 64)),
     ):
         changed = (model(x) != model(y)).any(-1).any(0)
@@ -89,7 +89,7 @@ def test_a_window_hides_what_is_before_it() -> None:
 
 
 def test_grouped_heads_share_keys_and_values() -> None:
-    """As attention with those repeated, written out."""
+    """Grouped heads equal attention with repeated keys and values."""
     torch.manual_seed(0)
     model = GPT(replace(BASE, n_layer=1, n_kv_head=2, positions="learned")).double().eval()
     attention = model.blocks[0].attn
@@ -114,7 +114,7 @@ def test_norms_and_gates_are_pytorchs() -> None:
     gate, value = F.linear(normal, block.mlp.fc_in.weight).split(block.mlp.fc_out.in_features, -1)
     expected = F.linear(gate * torch.sigmoid(gate) * value, block.mlp.fc_out.weight)
     torch.testing.assert_close(block.mlp(block.ln_2(x)).branch, expected)
-    assert block.mlp.fc_out.in_features == 128  # two thirds of 4 * 32, and up to 64s
+    assert block.mlp.fc_out.in_features == 128  # two thirds of 4 * 32, rounded up to 64s
     # scores are bounded: longer queries and keys change nothing
     tokens_ = tokens()
     before = model(tokens_)
@@ -142,14 +142,14 @@ def test_patterns_see_their_blocks() -> None:
     assert len(others) > 1
 
 
-def test_what_is_drawn_does_not_depend_on_how_much_is_read() -> None:
+def test_random_blocks_do_not_depend_on_the_length() -> None:
     config = MaskConfig(pattern="random", block_size=16, random_blocks=2)
     whole, part = config.build(256), config.build(100, within=256)
     assert whole is not None and part is not None
     assert torch.equal(part.layout, whole.layout[:, :7, :7])
 
 
-def test_flops_count_what_layers_see() -> None:
+def test_flops_count_visible_pairs() -> None:
     alternating = replace(BASE, window_size=16, full_every=2)
     shares = [attention_share(alternating, layer, causal=True) for layer in range(4)]
     pairs = sum(min(i + 1, 16) for i in range(64)) / sum(i + 1 for i in range(64))
@@ -169,18 +169,18 @@ def test_flops_count_what_layers_see() -> None:
         ({"mlp": "relu"}, "model.mlp='relu' must be one of gelu, swiglu"),
     ],
 )
-def test_what_no_model_can_be_built_from(change: dict, message: str) -> None:
+def test_invalid_options_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(BASE, **change)
 
 
 @pytest.mark.parametrize("name", ["stride_blocks", "random_blocks", "random_seed"])
-def test_masks_that_cannot_be(name: str) -> None:
+def test_invalid_masks_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"model.mask.{name}=-1 must be at least"):
         MaskConfig(**{name: -1})
 
 
-def test_none_is_exported_as_something_else() -> None:
+def test_options_that_cannot_be_exported() -> None:
     from model.hf import config_to_hf
 
     for name in ("n_kv_head", "window_size", "qk_norm", "norm", "mlp"):
@@ -209,8 +209,8 @@ def test_a_gpu_gives_the_losses_of_the_reference(change: dict) -> None:
 
 @pytest.mark.parametrize("name", ["strided", "masked and full", "modern"])
 def test_compiles_whole(name: str) -> None:
-    torch.compiler.reset()  # which counts models of one code as one that is compiled again
+    torch.compiler.reset()  # models with the same code count as recompilations
     torch.manual_seed(0)
-    model = GPT(replace(BASE, n_layer=2, **CHOICES[name]))  # of which one is full, where any is
+    model = GPT(replace(BASE, n_layer=2, **CHOICES[name]))  # at most one is full
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(tokens(), tokens()), model(tokens(), tokens()))

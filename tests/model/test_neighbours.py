@@ -1,4 +1,4 @@
-"""Attention that begins local: which key a head looks at before anything is learned."""
+"""Local attention at initialisation: the key that each head attends to before training."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def make(**changes: Any) -> Classifier:
 
 
 def scores_of_biases(model: Classifier, attention: SelfAttention) -> Tensor:
-    """(H, T, T) scaled scores where the weights, which are small yet, add nothing."""
+    """Scaled scores (H, T, T) of the biases alone; the initial weights are small."""
     D = attention.head_dim
     biases = attention.qkv_proj.bias.detach().view(3, 1, 1, attention.n_head, D)
     q, k = (
@@ -36,7 +36,7 @@ def scores_of_biases(model: Classifier, attention: SelfAttention) -> Tensor:
 
 
 @pytest.mark.parametrize("positions", [SEQUENCE, GRID])
-def test_every_head_looks_at_its_neighbour(positions: dict[str, Any]) -> None:
+def test_every_head_attends_to_its_neighbour(positions: dict[str, Any]) -> None:
     model = make(**positions, local_start=12.0)
     places = torch.arange(T)
     width = W if positions is GRID else T
@@ -82,7 +82,7 @@ def test_nothing_else_is_drawn_otherwise(positions: dict[str, Any]) -> None:
 
 
 def test_order_counts_from_the_start() -> None:
-    """A classifier of a bag of words would give a shuffled text the same logits."""
+    """A bag-of-words classifier would give a shuffled text the same logits."""
     tokens = torch.randint(50, (2, T), generator=torch.Generator().manual_seed(1))
     shuffled = tokens[:, torch.randperm(T, generator=torch.Generator().manual_seed(2))]
     changes = []

@@ -1,4 +1,4 @@
-"""What only a GPU shows of a model: compiled kernels under masks and documents, and its cache."""
+"""Models on a GPU: compiled kernels with masks and documents, and the KV cache."""
 
 from typing import Any
 
@@ -83,12 +83,12 @@ def test_gathered_rows_have_the_gradient_of_a_lookup(compiled: bool) -> None:
     table = torch.randn(N, C, device="cuda", requires_grad=True)
     places = torch.stack([torch.randperm(N, device="cuda")[:T] for _ in range(B)])
     padding = torch.arange(T, device="cuda") >= torch.arange(1, T + 1, 19, device="cuda")[:, None]
-    places = places.masked_fill(padding, N - 1)  # where a token may stand, too
+    places = places.masked_fill(padding, N - 1)  # a place that a token may also have
     weights = torch.randn(B, T, C, device="cuda").masked_fill(padding[..., None], 0)
     look_up = torch.compile(gather_rows, fullgraph=True) if compiled else gather_rows
     gradients = []
     for rows in (look_up(table, places), table[places]):
         assert torch.equal(rows, table[places])
         gradients.append(torch.autograd.grad((rows * weights).sum(), table)[0])
-    # at most B rows are added up at a place, in another order
+    # at most B rows are added per place, in another order
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Rotary embedding: scores depend on distance alone, lengths do not change."""
+"""Rotary embedding: scores depend on distance alone, and norms do not change."""
 
 import math
 
@@ -17,7 +17,7 @@ offsets = st.integers(0, 5000)
 
 
 def rotate(x: torch.Tensor, position: int, base: float = BASE) -> torch.Tensor:
-    """Turn one vector (D,) as if it stood at `position`."""
+    """Rotate one vector (D,) to `position`."""
     cos, sin = rotary_tables(torch.tensor([position]), x.shape[-1], base)
     return apply_rotary(x.view(1, 1, 1, -1), cos, sin).view(-1)
 
@@ -111,7 +111,7 @@ def test_a_model_scales_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = {"vocab_size": 30, "context_length": 9, "n_layer": 1, "n_head": 2, "n_embd": 8}
     model = GPT(ModelConfig(**shape, positions="rotary"))
     for parameter in model.parameters():
-        parameter.data.mul_(10)  # so that it matters which key is seen
+        parameter.data.mul_(10)  # so that the positions of keys matter
     scaled = GPT(ModelConfig(**shape, positions="rotary", rope_scaling=2.5))
     scaled.load_state_dict(model.state_dict())
     tokens = torch.randint(30, (2, 9))
@@ -143,7 +143,7 @@ def test_far_positions_are_as_exact_as_near_ones() -> None:
 def test_gathered_rows_have_the_gradient_of_a_lookup(
     B: int, T: int, empty: int, C: int, dtype: torch.dtype, seed: int
 ) -> None:
-    """Rows at some of T + empty places, each row's in an order of its own, then padding."""
+    """Compare rows at a random subset of places, in random order per row, then padding."""
     generator = torch.Generator().manual_seed(seed)
     N = T + empty
     table = torch.randn(N, C, generator=generator, dtype=torch.float64, requires_grad=True)

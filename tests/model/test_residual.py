@@ -1,4 +1,4 @@
-"""The residual stream: a layer's output is added later, and nothing else is different."""
+"""Residual stream: deferred addition gives the same results."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Predicted tokens: what a model may see of them, and what it shares with the classifier."""
+"""Token prediction: what the model can see, and the weights shared with the classifier."""
 
 from typing import Any
 
@@ -88,7 +88,7 @@ def test_padding_changes_nothing(changes: dict[str, Any], causal: bool) -> None:
 
 
 def test_logits_are_of_the_tokens_own_states() -> None:
-    """Not of the cls, which comes first."""
+    """The cls token, which comes first, has no logits."""
     model, ids = make(pooling="cls"), tokens()
     states = model.classifier.encode(model.classifier.tok_emb(ids), None, None)
     equal(model(ids), model.tokens_out(states[:, 1:]))
@@ -112,7 +112,7 @@ def test_starts_with_the_weights_of_the_classifier_alone() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_all_but_the_head_has_a_gradient(causal: bool) -> None:
-    """Else DistributedDataParallel would wait, or the optimizer would let the head decay."""
+    """Otherwise DistributedDataParallel would wait, and weight decay would shrink the head."""
     model = make(causal=causal, pooling="cls", embedding="learned")
     model(tokens(), None, None, None if causal else some_hidden()).square().sum().backward()
     without = {name for name, parameter in model.named_parameters() if parameter.grad is None}

@@ -1,3 +1,3 @@
-"""What the tests of commands share."""
+"""Fixtures for the tests of commands."""
 
 from tests.evaluation.conftest import opened, train  # noqa: F401

@@ -1,4 +1,4 @@
-"""--checkpoint of the commands that open a run."""
+"""Option --checkpoint of the commands that open a run."""
 
 import pytest
 from safetensors.torch import load_file
@@ -32,7 +32,7 @@ def trained(make_run, tmp_path_factory):
 
 
 class Opened(Exception):  # noqa: N818
-    """Raised with the checkpoint in place of opening it."""
+    """Raised with the checkpoint instead of opening it."""
 
 
 @pytest.mark.parametrize(("command", "module"), COMMANDS)

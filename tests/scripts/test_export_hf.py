@@ -170,7 +170,7 @@ def test_a_rotary_run_is_a_gpt_neox(run, tmp_path, monkeypatch):
 
 
 class Hub:
-    """Stands in for the hub: what was made there, and a copy of what was uploaded."""
+    """Fake hub that records created repositories and copies uploads."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.made, self.files = error, [], {}

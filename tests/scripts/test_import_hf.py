@@ -14,7 +14,7 @@ from training.config import RUN_CONFIG
 
 @pytest.fixture
 def folder(gpt2_folder, tmp_path):
-    """A copy to change."""
+    """Copy of the folder to modify."""
     return shutil.copytree(gpt2_folder, tmp_path / "hf")
 
 
@@ -43,7 +43,7 @@ def test_run_gives_the_logits_of_transformers(gpt2, gpt2_folder, out, capsys):
     assert "the cat" in capsys.readouterr().out
 
 
-def test_training_on_in_the_same_folder_is_refused_in_a_sentence(gpt2_folder, corpus, out):
+def test_training_further_in_the_same_folder_is_refused(gpt2_folder, corpus, out):
     import_to(out, gpt2_folder, "--data", str(corpus))
     before = (out / "config.yaml").read_bytes()
     arguments = [str(out / "config.yaml"), "run.device=cpu", "run.compile=false"]
@@ -53,7 +53,9 @@ def test_training_on_in_the_same_folder_is_refused_in_a_sentence(gpt2_folder, co
     assert (out / "config.yaml").read_bytes() == before
 
 
-def test_training_on_with_more_ids_than_the_tokenizer_has(make_gpt2, corpus, folder, out, tmp_path):
+def test_training_further_with_more_ids_than_the_tokenizer_has(
+    make_gpt2, corpus, folder, out, tmp_path
+):
     make_gpt2(vocab_size=307).save_pretrained(folder)
     import_to(out, folder, "--data", str(corpus))
     train.main(
@@ -127,7 +129,10 @@ def contents(folder):
     [
         (["manifest.json", "tokenizer.json", "train_00000.bin"], "manifest.json, tokenizer.json"),
         (["config.yaml", "metrics.jsonl", "tokenizer.json"], "config.yaml, metrics.jsonl"),
-        (["tokenizer.json"], "tokenizer.json"),  # a killed import has written config.yaml before
+        (
+            ["tokenizer.json"],
+            "tokenizer.json",
+        ),  # killed imports write config.yaml first
         (["config.yaml", "tokenizer.json", "checkpoints/mine"], "mine"),
     ],
 )
@@ -155,11 +160,11 @@ def test_neither_a_run_nor_the_model_nor_a_file_is_written_over(folder, out, tmp
         assert contents(tmp_path) == before
 
 
-def test_a_killed_import_can_be_begun_anew(gpt2_folder, out, monkeypatch):
+def test_a_killed_import_can_be_repeated(gpt2_folder, out, monkeypatch):
     def killed(*_, **__):
         raise KeyboardInterrupt
 
-    out.mkdir()  # an empty folder is free, too
+    out.mkdir()  # an empty folder is also allowed
     with monkeypatch.context() as patched:
         patched.setattr("training.checkpoint.files.save_file", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -233,7 +238,7 @@ def test_pickles_that_are_no_checkpoint(folder, out):
 
 @pytest.fixture
 def asked(gpt2_folder, tmp_path, monkeypatch):
-    """A hub that has `gpt2_folder` under "some/gpt2"; returns the names asked for."""
+    """Fake a hub that has `gpt2_folder` as "some/gpt2"; returns the requested names."""
     files = []
 
     def download(name, *, allow_patterns, revision=None):
@@ -256,7 +261,7 @@ def test_download_from_the_hub(asked, gpt2_folder, out):
     assert open_run(out).tokenizer.sha256 == load_tokenizer(str(gpt2_folder)).sha256
     weights, rest = asked
     assert "model.safetensors" in weights and "tokenizer.json" in rest
-    assert "pytorch_model.bin" not in weights + rest  # the same weights once more
+    assert "pytorch_model.bin" not in weights + rest  # a copy of the same weights
 
 
 def test_download_takes_the_pickle_where_nothing_else_is(asked, monkeypatch, out):

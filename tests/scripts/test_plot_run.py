@@ -1,4 +1,4 @@
-"""The curves of a run: what is drawn where, and that few or odd records suffice."""
+"""Curves of runs: labels and points, also with few or unusual records."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from training.metrics import METRICS
 
 @pytest.fixture
 def write_run(tmp_path):
-    """Make a folder of a run from (step, kind, loss, GPU-hours), a million tokens a step."""
+    """Create a run folder from (step, kind, loss, GPU-hours), with a million tokens per step."""
 
     def write(name, *rows):
         folder = tmp_path / name
@@ -32,7 +32,7 @@ def write_run(tmp_path):
 
 
 def curves(axes):
-    """Points of each curve by its label, perplexity as loss again."""
+    """Points of each curve by label, with perplexity converted back to loss."""
     return {
         line.get_label(): [
             (x, round(math.log(y), 9)) for x, y in zip(*line.get_data(), strict=True)
@@ -95,7 +95,7 @@ def test_a_folder_without_records(tmp_path):
         draw_runs([tmp_path])
 
 
-def test_a_run_that_goes_on_begins_where_the_first_ends(write_run, tmp_path):
+def test_a_continued_run_begins_where_the_first_ends(write_run, tmp_path):
     first = write_run("first", (1, "val_loss", 4.0, 0.1), (3, "val_loss", 3.5, 0.25))
     then = write_run("then", (1, "loss", 3.25, 0.5), (2, "val_loss", 3.0, 0.75))
     imported = write_run("imported", (1, "val_loss", 3.75, 0.125))

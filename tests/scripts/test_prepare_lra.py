@@ -46,7 +46,7 @@ def test_listops_with_its_yardsticks(tmp_path, capsys, few_formulas):
     printed = capsys.readouterr().out
     assert "Accuracy on test from the most common label" in printed
     assert (folder / "samples.png").stat().st_size > 10_000
-    # the files that it wrote are a source that gives the same
+    # the written files as a source give the same data
     main(["listops", "--source", str(folder), "--out", str(tmp_path / "again")])
     assert files_of(tmp_path / "again" / "listops") == files_of(folder)
     run(tmp_path, "listops")
@@ -157,7 +157,7 @@ def test_image(tmp_path):
     assert isinstance(split, Images) and split.images[:, 0, 0].tolist() == [45, 46, 47, 48, 49]
 
 
-def test_generated_pathfinder_goes_on_with_the_same_bytes(tmp_path, monkeypatch, capsys):
+def test_generated_pathfinder_resumes_with_the_same_bytes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(data.lra.tasks, "CHUNK", 16)
     command = ["pathfinder32", "--contour-length", "3", "--distractors-of", "14"]
     command += ["--examples", "50,8,8", "--seed", "5"]

@@ -104,7 +104,7 @@ def test_source_files_as_text(tmp_path, capsys):
     assert text.startswith("print(0)\n<|endoftext|>print(1)\n")
 
 
-def test_interruption_says_how_to_go_on(corpus, tmp_path, capsys, monkeypatch):
+def test_interruption_says_how_to_resume(corpus, tmp_path, capsys, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 

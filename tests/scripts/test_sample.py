@@ -14,7 +14,7 @@ from training.command_line import errors_as_sentences
 
 @pytest.fixture(scope="module")
 def untrained():
-    """A run of random weights, whose text is random bytes."""
+    """Run with random weights, which generates random bytes."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer(["plain text"], vocab_size=257)
     config = ModelConfig(
@@ -38,7 +38,7 @@ def test_continues_prompts_from_the_newest_checkpoint(train, capsys, tmp_path):
     assert printed("--prompt-file", str(tmp_path / "prompt.txt")).startswith("the cat\r\n")
     text = printed("--prompt", "the cat", "--temperature", "0")
     assert text.startswith("the cat") and len(text) > len("the cat\n")
-    # the first row of a batch is not drawn like a batch of one
+    # the first row of a batch is not sampled like a batch of one
     several = printed("--prompt", "the cat", "--samples", "2")
     assert several.startswith("--- prompt 1, sample 1 ---\nthe cat")
     assert "\n\n--- prompt 1, sample 2 ---\nthe cat" in several
@@ -49,11 +49,11 @@ def test_continues_prompts_from_the_newest_checkpoint(train, capsys, tmp_path):
 
 @pytest.mark.parametrize("samples", ["1", "2"])
 def test_a_terminal_gets_no_control_characters(train, capsys, monkeypatch, samples):
-    """Which may retitle it, or fill the clipboard."""
+    """Control characters could change its title, or fill the clipboard."""
     folder, prompt = str(train("run")), "a\x1b]52;c;\x07\x9b\r\tb\n"
     arguments = [folder, "--tokens", "1", "--prompt", prompt, "--samples", samples]
     sample.main(arguments)
-    assert prompt in capsys.readouterr().out  # into a file or a pipe: as it is
+    assert prompt in capsys.readouterr().out  # unchanged in a file or a pipe
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     sample.main(arguments)
     assert "a\ufffd]52;c;\ufffd\ufffd\ufffd\tb\n" in capsys.readouterr().out
@@ -131,7 +131,7 @@ def test_options_reach_the_draws(tmp_path, monkeypatch):
     assert calls == [((tmp_path, ["a", "b"], 7), chosen | draws)]
 
 
-def test_end_of_text_stops_unless_told_otherwise(train, monkeypatch):
+def test_end_of_text_stops_by_default(train, monkeypatch):
     folder, seen = train("run"), []
     monkeypatch.setattr(sample, "pieces", lambda *_, **options: seen.append(options) or [])
     sample.main([str(folder)])
