@@ -21,7 +21,7 @@ INIT_STD = 0.02
 
 
 class MLP(nn.Module):
-    """Two linear layers with GELU between them, or SwiGLU: then the first one also has the gate."""
+    """Two linear layers with GELU, or with SwiGLU, whose gate is part of the first layer."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()

@@ -29,13 +29,13 @@ MAX_CONTEXT = 2**30  # positions are int32 in the kernels
 
 @dataclass(frozen=True, kw_only=True)
 class MaskConfig:
-    """Dense attention, or a block-sparse pattern of keys; both may also be causal.
+    """Dense attention, or a block-sparse pattern of keys.
 
     The butterfly is that of block-sparse FlashAttention (arXiv 2205.14135, section 3.3).
     `kernels.mask.patterns` defines the others. Every pattern also includes the window and the
-    global blocks. The window matters for a causal butterfly: alone, it leaves pairs of blocks that
-    no path through the layers connects (block 2 attends neither to 1 nor to a block that does). A
-    window of two connects them.
+    global blocks. A causal butterfly needs the window: without it, no path through the layers
+    connects some pairs of blocks (block 2 attends neither to 1 nor to a block that does). A window
+    of two connects them.
 
     Raises:
         ValueError: a field is invalid.
@@ -43,9 +43,10 @@ class MaskConfig:
 
     pattern: Literal["dense", "butterfly", "strided", "random", "window", "global"] = "dense"
     """Keys that attention visits. dense: all, or if causal all up to the query. The others are
-    block-sparse: block i of queries attends to the window, the global blocks, and with butterfly to
-    blocks whose number differs from i in one bit, with strided to every stride_blocks-th, with
-    random to random_blocks of them. window and global add nothing else."""
+    block-sparse, so they visit far fewer keys of long sequences. With each, block i of queries
+    attends to the window and the global blocks. butterfly adds blocks whose number differs from i
+    in one bit, strided adds every stride_blocks-th, and random adds random_blocks of all. window
+    and global add none."""
     block_size: int = 128
     """Not dense: tokens in a block, 16, 32, 64, 128 or 256."""
     window_blocks: int = 2

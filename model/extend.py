@@ -16,8 +16,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 
-# Fields that determine the weights. A new run may change dropout, the attention implementation and
-# the context length.
+# Fields that determine the weights. A new run may change dropout, the context length, and the mask,
+# window and implementation of attention.
 MUST_AGREE = (
     "vocab_size",
     "vocab_multiple",

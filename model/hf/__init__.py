@@ -15,7 +15,7 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.hf.gpt2 import GPT2
 from model.hf.gpt_neox import GPT_NEOX
-from model.hf.layout import ANYWHERE, Conversion, Layout, config_error
+from model.hf.layout import ALWAYS_EXPORTABLE, Conversion, Layout, config_error
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Supported dtypes of a checkpoint. float32 represents every value of each exactly."""
@@ -83,7 +83,7 @@ def config_to_hf(config: ModelConfig, *, eot_id: int, dtype: torch.dtype) -> dic
     Raises:
         ValueError: transformers does not have an equivalent model.
     """
-    check_expressible(config)
+    check_exportable(config)
     layout = layout_for(config)
     return {
         "architectures": [layout.architecture],
@@ -100,7 +100,7 @@ def config_to_hf(config: ModelConfig, *, eot_id: int, dtype: torch.dtype) -> dic
     }
 
 
-def check_expressible(config: ModelConfig) -> None:
+def check_exportable(config: ModelConfig) -> None:
     """Refuse a model that its transformers counterpart cannot represent.
 
     Raises:
@@ -115,7 +115,7 @@ def check_expressible(config: ModelConfig) -> None:
         )
     for field in fields(config):
         value = getattr(config, field.name)
-        if field.name not in ANYWHERE | layout.free and value != field.default:
+        if field.name not in ALWAYS_EXPORTABLE | layout.exportable and value != field.default:
             raise ValueError(
                 f"model.{field.name}={value!r} cannot be exported: Hugging Face's {layout.name} "
                 f"only implements the equivalent of model.{field.name}={field.default!r}."
@@ -193,7 +193,7 @@ def state_to_hf(
         ValueError: transformers does not have an equivalent model, or a weight is not finite, or
             too large for `dtype`.
     """
-    check_expressible(config)
+    check_exportable(config)
     layout = layout_for(config)
     conversions = layout.conversions(config)
     absent = {c.name for c in conversions if c.name.endswith(".bias") and not config.bias}

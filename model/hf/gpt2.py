@@ -55,7 +55,7 @@ GPT2 = Layout(
     dropout=("embd_pdrop", "resid_pdrop"),
     attention_dropout="attn_pdrop",
     default_rate=0.1,
-    free=frozenset({SCALED}),
+    exportable=frozenset({SCALED}),
     read=_read,
     write=lambda config: {SCALED: config.scale_attn_by_inverse_layer_idx},
 )

@@ -93,7 +93,7 @@ GPT_NEOX = Layout(
     dropout=("hidden_dropout",),
     attention_dropout="attention_dropout",
     default_rate=0.0,
-    free=frozenset({"rope_base", "rope_scaling"}),
+    exportable=frozenset({"rope_base", "rope_scaling"}),
     read=_read,
     write=_write,
 )

@@ -85,8 +85,8 @@ class Layout:
     """Names of the rates for which our model has one, `dropout`."""
     attention_dropout: str
     default_rate: float
-    free: frozenset[str]
-    """Fields of ModelConfig that, in addition to `ANYWHERE`, may have any value in an export."""
+    exportable: frozenset[str]
+    """Fields of ModelConfig that may have any value, in addition to `ALWAYS_EXPORTABLE`."""
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
     """Read from config.json the fields of ModelConfig that are neither sizes nor rates."""
     write: Callable[[ModelConfig], dict[str, Any]]
@@ -117,7 +117,7 @@ class Layout:
         return conversions
 
 
-ANYWHERE = frozenset(
+ALWAYS_EXPORTABLE = frozenset(
     {
         *("vocab_size", "context_length", "n_layer", "n_head", "n_embd"),
         *("dropout", "attention_dropout", "positions", "mask"),
