@@ -180,10 +180,11 @@ def _build_config(
 def _check(
     parts: Sequence[_Part], known: Mapping[str, Setting], others: Mapping[str, Collection[str]]
 ) -> None:
-    """Refuse unknown keys and values of a wrong type, all of them in one error.
+    """Refuse unknown keys and values of a wrong type, in one error.
 
-    A wrong top-level value that is not overridden, such as the task, may mean that all keys belong
-    to another schema. So it is reported alone; otherwise unknown keys are, then wrong values.
+    It reports the first of these groups that is not empty: wrong top-level values that are not
+    overridden, unknown keys, other wrong values. A wrong top-level value, such as the task, may
+    mean that all keys belong to another schema.
     """
     sections = {key.partition(".")[0] for key in known}
     at_top: list[str] = []

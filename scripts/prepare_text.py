@@ -82,8 +82,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--hub-config", metavar="NAME", help="configuration of the hub dataset")
     add(
         "--stream", action="store_true",
-        help="read a hub dataset while it downloads, without storing it on disk; validation "
-        "documents are then drawn one by one",
+        help="read a hub dataset while it downloads, without storing it on disk; the validation "
+        "split is then drawn document by document",
     )  # fmt: skip
     add("--max-documents", type=int, metavar="N", help="with --stream: read the first N only")
     add(
