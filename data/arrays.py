@@ -1,4 +1,4 @@
-"""NumPy files that may be somebody else's: what they declare is compared with their size first."""
+"""Read untrusted NumPy files: the size that a header declares is checked before anything else."""
 
 import math
 import zipfile
@@ -11,8 +11,8 @@ import numpy as np
 
 from data.files import check_regular
 
-_LARGEST = 1 << 32  # bytes that the arrays of an .npz file may have in memory
-_MOST_ARRAYS = 10_000
+_MAX_BYTES = 1 << 32  # of all arrays of an .npz file, in memory
+_MAX_ARRAYS = 10_000
 _NOT_A_HEADER = (
     *(EOFError, KeyError, MemoryError, OverflowError, RecursionError, SyntaxError, TokenError),
     *(TypeError, ValueError),
@@ -21,11 +21,11 @@ _NOT_A_ZIP = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, z
 
 
 def check_npy(path: Path) -> None:
-    """Refuse an .npy file whose size is not that of the array which its header declares.
+    """Check that an .npy file has exactly the size that its header declares.
 
     Raises:
-        ValueError: it is not, or it is not a file of plain numbers.
-        FileNotFoundError: there is nothing.
+        ValueError: The size differs, or the file does not hold plain numbers.
+        FileNotFoundError: The file does not exist.
     """
     check_regular(path)
     with path.open("rb") as file:
@@ -33,21 +33,21 @@ def check_npy(path: Path) -> None:
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name.
+    """Load the arrays of an .npz file, by name.
 
     Raises:
-        ValueError: it is damaged, or has or declares more than 4 GiB.
-        FileNotFoundError: there is nothing.
+        ValueError: The file is damaged, or holds or declares more than 4 GiB.
+        FileNotFoundError: The file does not exist.
     """
     check_regular(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             size = sum(member.file_size for member in members)
-            if len(members) > _MOST_ARRAYS or size > _LARGEST:
+            if len(members) > _MAX_ARRAYS or size > _MAX_BYTES:
                 raise ValueError(
-                    f"it declares {len(members)} arrays of {size} bytes, and may have "
-                    f"{_MOST_ARRAYS} of {_LARGEST}"
+                    f"it declares {len(members)} arrays of {size} bytes in all, but at most "
+                    f"{_MAX_ARRAYS} arrays of {_MAX_BYTES} bytes are allowed"
                 )
             arrays = {}
             for member in members:
@@ -59,7 +59,7 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
                     )
             return arrays
     except _NOT_A_ZIP as error:
-        raise ValueError(f"it is not a whole .npz file: {error}") from error
+        raise ValueError(f"it is not a complete .npz file: {error}") from error
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
@@ -67,13 +67,13 @@ def _check_header(file: IO[bytes], size: int) -> None:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"version {version}")
-        read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-        shape, _, dtype = read[version[0]](file)
-        whole = all(type(n) is int and n >= 0 for n in shape)
+        readers = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+        shape, _, dtype = readers[version[0]](file)
+        valid_shape = all(type(n) is int and n >= 0 for n in shape)
     except _NOT_A_HEADER as error:
         raise ValueError(f"its header cannot be read ({type(error).__name__})") from error
-    if not whole or dtype.hasobject:
-        raise ValueError(f"its header declares {shape} of {dtype}, which are not plain numbers")
+    if not valid_shape or dtype.hasobject:
+        raise ValueError(f"its header declares {shape} of {dtype}, not an array of plain numbers")
     declared = file.tell() + math.prod(shape) * dtype.itemsize
     if declared != size:
-        raise ValueError(f"its header declares {declared} bytes, and it has {size}")
+        raise ValueError(f"its header declares {declared} bytes, but it has {size}")

@@ -1,7 +1,8 @@
-"""Random numbers in code that Numba compiles: splitmix64 (Steele, Lea and Flood, "Fast Splittable
-Pseudorandom Number Generators", 2014).
+"""Random numbers for code compiled by Numba.
 
-A stream is an array of two np.uint64: its state, a counter that is mixed, and its odd increment.
+The generator is splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+Generators", 2014). A stream is an array of two np.uint64: the state, a counter whose mixed value is
+the random number, and the odd increment.
 """
 
 import numpy as np
@@ -21,11 +22,11 @@ def _next(stream):
 
 @njit
 def below(stream, n):
-    """An int64 in [0, n); no value is likelier than another by more than n / 2^32."""
+    """Random int64 in [0, n); the probabilities of two values differ by at most n / 2^32."""
     return np.int64(((_next(stream) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
 
 
 @njit
 def uniform(stream):
-    """A float64 in [0, 1), of 53 bits."""
+    """Random float64 in [0, 1), with 53 random bits."""
     return np.float64(_next(stream) >> np.uint64(11)) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Files that a crash leaves whole, in folders that one process at a time may write to."""
+"""Crash-safe files, and folders that only one process at a time may write to."""
 
 import errno
 import fcntl
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _UNFINISHED = ".unfinished"
-_OURS = re.compile(rf".+\.[0-9]+\{_UNFINISHED}")
+_UNFINISHED_NAME = re.compile(rf".+\.[0-9]+\{_UNFINISHED}")
 _SEAL = "sha256_of_the_rest"
 _MIB = 1 << 20
 LARGEST = {
@@ -31,21 +31,26 @@ LARGEST = {
     "model.safetensors.index.json": 64 * _MIB,
     "tokenizer.json": 128 * _MIB,
 }
-"""Bytes of a file that is read as a whole, by its name. What is larger is not ours: whoever opens
-somebody else's folder need not wait for it, nor hold it in memory."""
+"""Size limit in bytes of each file that is read as a whole, by its name.
+
+Papilio writes no larger ones. The limit protects readers of an untrusted folder from long reads and
+full memory."""
 _LARGEST = 256 * _MIB
-"""Bytes of files of other names, and of metrics.jsonl, which holds a million records in them."""
+"""Size limit in bytes of files with other names. A metrics.jsonl of this size has a million
+records."""
 _BLOCK = 64 * _MIB  # bytes that are hashed at a time
-_DEEPEST = 30  # objects and lists in each other
+_MAX_DEPTH = 30  # nested objects and lists
 _NO_LOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""Of file systems that cannot lock a folder; NFS locks only what is open for writing (flock(2))."""
+"""Errors of file systems that cannot lock a folder.
+
+NFS only locks files that are open for writing (flock(2))."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never a part.
+    """Write a file atomically: after a crash, either the old or the new content is there.
 
-    Several processes may write the same file: one of them is the last. A failure, as on a full
-    disk, leaves nothing behind; a process that is killed may leave its unfinished file.
+    Several processes may write the same file; the last one wins. A failure, such as a full disk,
+    leaves nothing behind. A killed process may leave its unfinished file.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}{_UNFINISHED}")
     try:
@@ -60,21 +65,21 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def remove_unfinished_files(folder: Path) -> None:
-    """Delete what killed processes left; only for a folder that no other process writes to."""
+    """Delete the files that killed processes left; no other process may write to the folder."""
     for path in folder.glob(f"*{_UNFINISHED}"):
-        if _OURS.fullmatch(path.name):
+        if _UNFINISHED_NAME.fullmatch(path.name):
             path.unlink()
 
 
 @contextmanager
 def lock_folder(folder: Path, refusal: str = "") -> Iterator[None]:
-    """Hold the lock of a folder, which the system frees when this process ends in any way.
+    """Hold the lock of a folder; the system releases it when this process ends, however it ends.
 
-    The folder itself is locked, so no lock file lies in it. Where the file system has no locks, as
-    NFS, a warning says so, and nobody is kept out.
+    The folder itself is locked, so there is no lock file. If the file system has no locks (NFS, for
+    example), a warning is issued and other processes are not kept out.
 
     Raises:
-        ValueError: another process holds the lock, or this one does already; it says `refusal`.
+        ValueError: Another process, or this one, already holds the lock. The message is `refusal`.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -88,8 +93,8 @@ def lock_folder(folder: Path, refusal: str = "") -> Iterator[None]:
             if error.errno not in _NO_LOCK:
                 raise
             warnings.warn(
-                f"the file system of {folder} cannot lock it ({error.strerror}): see to it that no "
-                "second process writes there",
+                f"the file system of {folder} cannot lock it ({error.strerror}): make sure that no "
+                "other process writes to it",
                 stacklevel=1,
             )
         yield
@@ -98,7 +103,7 @@ def lock_folder(folder: Path, refusal: str = "") -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until new and renamed entries of a folder are on disk."""
+    """Flush new and renamed entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -107,12 +112,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def damaged(path: Path, problem: str, remedy: str = "prepare the folder again") -> ValueError:
-    """The error for a file that is not as it was written: what is wrong, and what to do."""
+    """Build the error for a damaged file: what is wrong with it, and what to do."""
     return ValueError(f"{path} {problem}; {remedy}.")
 
 
 def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str, Any]:
-    """Read a JSON object; raises ValueError, which ends with the remedy, where it is damaged."""
+    """Read a JSON object; if it is damaged, raise a ValueError that ends with `remedy`."""
     try:
         values = parse_json(read_text(path))
         if not isinstance(values, dict):
@@ -123,34 +128,34 @@ def load_json(path: Path, remedy: str = "prepare the folder again") -> dict[str,
 
 
 def read_text(path: Path) -> str:
-    """Text of a file that `check_size` lets pass; raises ValueError where it is not UTF-8."""
+    """Read a UTF-8 file within its size limit; raises ValueError if it is larger or not UTF-8."""
     check_size(path)
     return path.read_text(encoding="utf-8")
 
 
 def check_size(path: Path) -> None:
-    """Refuse a file that is not regular, or larger than one of its name may be (ValueError)."""
+    """Raise ValueError if a file is not regular, or exceeds the size limit for its name."""
     check_regular(path)
     largest = LARGEST.get(path.name, _LARGEST)
     if (size := path.stat().st_size) > largest:
-        raise ValueError(f"{path} has {size} bytes, and may have {largest}")
+        raise ValueError(f"{path} has {size} bytes, but at most {largest} are allowed")
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe, which would be waited for, a device and a folder (ValueError)."""
+    """Raise ValueError for a folder, a device, or a pipe, whose reader would block."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path} is no regular file")
+        raise ValueError(f"{path} is not a regular file")
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a regular file, in hexadecimal.
+    """SHA-256 of a regular file, in hexadecimal.
 
-    It is not mapped: a file that is cut while it is mapped ends the process by SIGBUS.
+    The file is not memory-mapped: if a mapped file is truncated, SIGBUS ends the process.
     """
     check_regular(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        # Large blocks, as other threads of Python may wait for a moment between two of them.
+        # Large blocks: other Python threads may have to wait briefly between two of them.
         block = memoryview(bytearray(min(_BLOCK, os.fstat(file.fileno()).st_size) or 1))
         while count := file.readinto(block):
             digest.update(block[:count])
@@ -158,33 +163,33 @@ def sha256_of(path: Path) -> str:
 
 
 def is_present(path: Path) -> bool:
-    """Whether there is a file or folder, which may be reached by a link.
+    """Whether a path names a file or folder, following links.
 
     Raises:
-        OSError: A link leads nowhere, as to a disk that is not mounted, or the path may not be
-            looked at. Neither means that there is nothing.
+        OSError: A link is broken (for example because a disk is not mounted), or access is denied.
+            Neither proves that the file does not exist.
     """
     try:
         path.stat()
     except FileNotFoundError as error:
         if path.is_symlink():
             raise OSError(
-                f"{path} links to {path.readlink()}, which does not exist: mount its disk, or "
+                f"{path} links to {path.readlink()}, which does not exist: mount its disk or "
                 "remove the link"
             ) from error
         return False
-    except NotADirectoryError:  # a file has the name of one of its folders
+    except NotADirectoryError:  # one of its parents is a file
         return False
     return True
 
 
 def list_folder(folder: Path) -> list[Path]:
-    """Contents of a folder in the order of their names; nothing where there is no folder.
+    """Contents of a folder, sorted by name; empty if the folder does not exist.
 
-    `Path.glob` also gives nothing where the folder cannot be read.
+    Unlike `Path.glob`, this does not return an empty list for a folder that cannot be read.
 
     Raises:
-        OSError: It exists and cannot be listed.
+        OSError: The folder exists but cannot be listed.
     """
     if not is_present(folder):
         return []
@@ -192,22 +197,22 @@ def list_folder(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError as error:
         raise OSError(
-            f"{folder} cannot be listed ({error.strerror}): it must be a folder that this user may "
+            f"{folder} cannot be listed ({error.strerror}): it must be a folder that this user can "
             "read"
         ) from error
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Device and number of what has this name at present; None where nothing has it."""
+    """Device and inode number of a path, or None if it does not exist."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Values of a JSON text; raises ValueError where it is not JSON or nested too deeply."""
+    """Parse JSON; raises ValueError if the text is not JSON or is nested too deeply."""
     try:
         values = json.loads(text)
     except RecursionError as error:
@@ -217,9 +222,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _check_depth(values: Any) -> None:
-    """Refuse what those who walk through it could not: they recurse."""
+    """Raise ValueError for values that are nested too deeply for recursive functions."""
     level = [values]
-    for _ in range(_DEEPEST + 1):
+    for _ in range(_MAX_DEPTH + 1):
         level = [each for each in level if isinstance(each, (dict, list))]
         if not level:
             return
@@ -229,35 +234,36 @@ def _check_depth(values: Any) -> None:
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:
-    """The values and a sha256 of them, which `load_sealed` compares."""
+    """Add a SHA-256 of the values, which `load_sealed` verifies."""
     return values | {_SEAL: _seal(values)}
 
 
 def load_sealed(path: Path, remedy: str = "prepare the folder again") -> dict[str, Any]:
-    """Read a JSON object without its seal, which one of version 0.2 or older does not have.
+    """Read a JSON object, and verify and remove its SHA-256.
 
-    Raises ValueError, which ends with the remedy, where it is damaged or was changed by hand.
+    Files of version 0.2 and older have no SHA-256. If the file is damaged or was edited by hand,
+    raises a ValueError that ends with `remedy`.
     """
     values = load_json(path, remedy)
     seal = values.pop(_SEAL, None)
     if seal is not None and seal != _seal(values):
-        problem = "is damaged (its sha256 is not that of its content), or was changed by hand"
+        problem = "is damaged (its sha256 does not match its content), or was edited by hand"
         raise damaged(path, problem, remedy)
     return values
 
 
 def load_manifest(path: Path, version: int, make: Callable[[dict[str, Any]], T], remedy: str) -> T:
-    """Read a sealed JSON object of this format_version as what `make` makes of it.
+    """Read a sealed JSON object with this format_version, and pass it to `make`.
 
-    Raises ValueError also where it is of another version, or lacks what `make` looks up.
+    Raises ValueError if it is damaged, has another version, or lacks a field that `make` needs.
     """
     values = load_sealed(path, remedy)
-    if (found := values.get("format_version")) != version:
-        raise damaged(path, f"has format_version={found}, but this code reads {version}", remedy)
+    if (actual := values.get("format_version")) != version:
+        raise damaged(path, f"has format_version={actual}, but this code reads {version}", remedy)
     try:
         return make(values)
     except (KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"lacks what a manifest must have ({error})", remedy) from error
+        raise damaged(path, f"lacks a field of a manifest ({error})", remedy) from error
 
 
 def _seal(values: dict[str, Any]) -> str:
@@ -265,26 +271,26 @@ def _seal(values: dict[str, Any]) -> str:
 
 
 def to_json(values: dict[str, Any]) -> bytes:
-    """JSON for people and for byte-identical files."""
+    """Format JSON so that it is readable, and identical byte for byte for equal values."""
     return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def check_settings(
     folder: Path, before: dict[str, Any], now: dict[str, Any], but: Collection[str] = ()
 ) -> None:
-    """Refuse to continue in a folder that was begun with other settings, naming the differences.
+    """Raise ValueError if a folder was begun with other settings, and list the differences.
 
-    `but` are the names of those that may differ, "group.name" where they are nested.
+    `but` lists settings that may differ; nested ones are named "group.name".
     """
     if changes := differing(before, now, but):
         raise ValueError(
-            f"{folder} holds work of other settings ({'; '.join(changes)}); repeat those settings, "
-            "choose another --out folder, or delete this one."
+            f"{folder} was begun with other settings ({'; '.join(changes)}); repeat them, choose "
+            "another --out folder, or delete this one."
         )
 
 
 def differing(there: dict[str, Any], here: dict[str, Any], but: Collection[str] = ()) -> list[str]:
-    """Settings, "group.name" where they are nested, that are not equal, each with both values."""
+    """Describe each setting that differs, with both values; nested ones are named "group.name"."""
     old, new = dict(leaves(there)), dict(leaves(here))
     return [
         f"{name} is {old.get(name)!r} there and {new.get(name)!r} here"
@@ -294,7 +300,7 @@ def differing(there: dict[str, Any], here: dict[str, Any], but: Collection[str] 
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and values of settings, "group.name" where they are nested."""
+    """Flatten nested settings to (name, value) pairs; nested names are "group.name"."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{key}.")

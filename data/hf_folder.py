@@ -1,9 +1,9 @@
-"""Read a model as Hugging Face stores it: a folder, or a repository on the hub.
+"""Read a model in Hugging Face format from a local folder or a repository on the hub.
 
-config.json                      what the model is
+config.json                      architecture of the model
 model.safetensors                its tensors; or
-model.safetensors.index.json     which file holds which; or
-pytorch_model.bin                as pickled by older versions
+model.safetensors.index.json     which file holds which tensor; or
+pytorch_model.bin                tensors as older versions pickled them
 tokenizer.json                   or vocab.json and merges.txt
 """
 
@@ -34,47 +34,47 @@ MERGES = "merges.txt"
 
 
 def find_folder(name: str) -> Path:
-    """The folder `name`, or else what the hub has under that name, downloaded.
+    """Path of the local folder `name`; if there is none, download that repository from the hub.
 
     Raises:
-        ValueError: it is no folder and cannot be downloaded.
+        ValueError: The folder does not exist and the repository cannot be downloaded.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     download = partial(huggingface_hub.snapshot_download, name)
     remedy = (
-        "check the name and the network, or download it elsewhere (hf download "
-        f"{name} --local-dir FOLDER) and give that folder"
+        "check the name and the network, or download it on another machine (hf download "
+        f"{name} --local-dir FOLDER) and pass that folder"
     )
-    with from_hub(f"{name} is no folder here, and", remedy):
+    with from_hub(f"{name} is not a local folder, and", remedy):
         first = [CONFIG, WEIGHTS, INDEX, "model-*.safetensors"]
         folder = Path(download(allow_patterns=first))
-        # the pickle only where nothing else is: most repositories hold the same weights twice
+        # the pickle only if there is nothing else: most repositories hold the weights twice
         weights = [] if (folder / WEIGHTS).exists() or (folder / INDEX).exists() else [PICKLE]
         rest = [CONFIG, TOKENIZER, VOCAB, MERGES, *weights]
         return Path(download(allow_patterns=rest, revision=folder.name))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The contents of config.json.
+    """Read config.json.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no JSON object.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is not a JSON object.
     """
     path = folder / CONFIG
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no {CONFIG}, so it is no model's folder")
-    return load_json(path, "get it again")
+        raise FileNotFoundError(f"{folder} holds no {CONFIG}, so it is not the folder of a model")
+    return load_json(path, "download it again")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a model, on the CPU, in the dtype they are stored in.
+    """Read all tensors of a model to the CPU, in their stored dtype.
 
     Raises:
-        FileNotFoundError: there are no weights, or a file that the index names is missing.
-        ValueError: a file is damaged, or does not hold the tensors that the index says.
+        FileNotFoundError: The folder holds no weights, or a file named by the index is missing.
+        ValueError: A file is damaged, or does not hold exactly the tensors listed by the index.
     """
     readers = {WEIGHTS: _read_safetensors, INDEX: _read_sharded, PICKLE: _read_pickle}
     for name, read in readers.items():
@@ -84,18 +84,21 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tokenizer(folder: Path, end_of_text: str | None = None) -> TextTokenizer:
-    """The tokenizer of a model's folder; `load_tokenizer` says what `end_of_text` is.
+    """Read the tokenizer of a model's folder.
+
+    Args:
+        end_of_text: Special token that ends documents, see `load_tokenizer`.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged, or has no end of text.
+        FileNotFoundError: The folder holds no tokenizer.
+        ValueError: The tokenizer is damaged, or has no end of text.
     """
     if (folder / TOKENIZER).is_file():
         return load_tokenizer(str(folder / TOKENIZER), end_of_text)
     if (folder / VOCAB).is_file() and (folder / MERGES).is_file():
         return gpt2_tokenizer(folder / VOCAB, folder / MERGES, end_of_text or END_OF_TEXT)
     raise FileNotFoundError(
-        f"{folder} holds no tokenizer, neither {TOKENIZER} nor {VOCAB} and {MERGES}: pass "
+        f"{folder} holds no tokenizer ({TOKENIZER}, or {VOCAB} and {MERGES}): pass "
         "--tokenizer FILE, the tokenizer.json that the model was trained with"
     )
 
@@ -106,41 +109,44 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, ValueError) as error:
         raise ValueError(
-            f"{path} cannot be read as safetensors, and may be cut short ({error}): get it again"
+            f"{path} cannot be read as safetensors and may be truncated ({error}): download it "
+            "again"
         ) from error
 
 
 def _read_sharded(index_path: Path) -> dict[str, Tensor]:
-    index = load_json(index_path, "get it again").get("weight_map")
+    index = load_json(index_path, "download it again").get("weight_map")
     if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-        raise ValueError(f"{index_path} must have a weight_map of tensors to files: get it again")
+        raise ValueError(
+            f"{index_path} must have a weight_map from tensors to files: download it again"
+        )
     tensors: dict[str, Tensor] = {}
     for name in sorted(set(index.values())):
         path = index_path.parent / name
         if Path(name).name != name or not path.is_file():
-            raise FileNotFoundError(f"{index_path} names {name}, which is not beside it")
-        held = _read_safetensors(path)
-        named = {tensor for tensor, file in index.items() if file == name}
-        if held.keys() != named:
-            differing = ", ".join(sorted(held.keys() ^ named)[:5])
+            raise FileNotFoundError(f"{index_path} names {name}, which is not in its folder")
+        shard = _read_safetensors(path)
+        expected = {tensor for tensor, file in index.items() if file == name}
+        if shard.keys() != expected:
+            differing = ", ".join(sorted(shard.keys() ^ expected)[:5])
             raise ValueError(
-                f"{path} and {INDEX} do not agree on where {differing} lies: get both again"
+                f"{path} and {INDEX} disagree about the file of {differing}: download both again"
             )
-        tensors |= held
+        tensors |= shard
     return tensors
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    # what text, or part of a checkpoint, is to an unpickler: it takes each byte for an instruction
+    # An unpickler takes each byte for an instruction. Text, or part of a checkpoint, raises these.
     wrong_bytes = EOFError, LookupError, RuntimeError, ValueError
     try:
         # weights_only: a pickle of anything else could run code
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, struct.error, *wrong_bytes) as error:
-        # without torch's reason, which may advise to run whatever code the file holds
+        # without torch's message, which may advise to run arbitrary code from the file
         raise ValueError(
-            f"{path} is no PyTorch checkpoint of tensors alone, or is cut short: get it again, or "
-            f"give a folder with {WEIGHTS}"
+            f"{path} must be a PyTorch checkpoint of tensors only, and may be truncated: download "
+            f"it again, or pass a folder with {WEIGHTS}"
         ) from error
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
         raise ValueError(f"{path} must hold tensors by name and nothing else: is it a checkpoint?")

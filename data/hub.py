@@ -1,4 +1,4 @@
-"""The Hugging Face hub: what is taken from it and given to it, and what to do where it is not."""
+"""Downloads from and uploads to the Hugging Face hub, with errors that name a remedy."""
 
 import socket
 import threading
@@ -10,34 +10,34 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 PATIENCE = 5.0
-"""Seconds that the hub has to take a connection; without a network it is known at once."""
+"""Seconds to wait for a connection to the hub; without a network the attempt fails at once."""
 
 
 @contextmanager
 def from_hub(wanted: str, remedy: str) -> Iterator[None]:
-    """Let the block download `wanted`, or take what was downloaded before where there is no hub.
+    """Let the block download `wanted`, or use the local cache if the hub cannot be reached.
 
     Raises:
-        ValueError: it cannot be had; the text says why, and ends with the remedy.
+        ValueError: The download failed. The message says why and ends with `remedy`.
     """
-    missing = why_offline()
+    offline_reason = why_offline()
     try:
         yield
     except hub_errors() as error:
-        reason = missing or _sentence(error)
+        reason = offline_reason or _sentence(error)
         raise ValueError(
             f"{wanted} could not be downloaded from the Hugging Face hub ({reason}): {remedy}"
         ) from error
 
 
 def upload(folder: Path, name: str, *, private: bool) -> str:
-    """Put the files of a folder into the repository `name`, which is made where there is none.
+    """Upload the files of a folder to the repository `name`, which is created if needed.
 
     Returns:
-        Where it can be seen.
+        URL of the repository.
 
     Raises:
-        ValueError: it cannot be done; the text says why, and what to do.
+        ValueError: The upload failed. The message says why and what to do.
     """
     from huggingface_hub import HfApi
 
@@ -50,17 +50,17 @@ def upload(folder: Path, name: str, *, private: bool) -> str:
     except hub_errors() as error:
         raise ValueError(
             f"{folder} could not be uploaded to {name} on the Hugging Face hub "
-            f"({_sentence(error)}). It is whole here: log in with `hf auth login`, and then "
-            f"hf upload {name} {folder}"
+            f"({_sentence(error)}). The local folder is complete: log in with `hf auth login`, "
+            f"then run hf upload {name} {folder}"
         ) from error
     return str(repository)
 
 
 def hub_errors() -> tuple[type[BaseException], ...]:
-    """What its libraries raise where something cannot be had or given.
+    """Exceptions that the hub's libraries raise when a download or an upload fails.
 
-    The bases of the hub's error are those of the HTTP client that its version uses, which reports
-    lost connections by them; a name that cannot be one is a ValueError.
+    The bases of the hub's own error depend on the HTTP client of its version, which raises them
+    for lost connections. An invalid name raises ValueError.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -73,15 +73,15 @@ def _sentence(error: BaseException) -> str:
 
 @cache
 def why_offline() -> str | None:
-    """Why the hub cannot be reached; None if it can, or if a proxy would have to be asked.
+    """Reason why the hub cannot be reached; None if it can, or if a proxy is configured.
 
-    Its libraries find out by themselves, in half a minute of attempts; from now on they make none
-    in this process, and take what they have.
+    The hub's libraries would retry for half a minute. If the hub cannot be reached, this function
+    switches them to offline mode for the rest of the process, so that they only use their cache.
     """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set, and it was not downloaded before"
+        return "HF_HUB_OFFLINE is set and it is not in the cache"
     hub = urlsplit(constants.ENDPOINT)
     if not getproxies().keys().isdisjoint({hub.scheme, "all"}):
         return None
@@ -96,7 +96,7 @@ def why_offline() -> str | None:
         except OSError as error:
             answers.append(error.strerror or str(error))
 
-    # in a thread, as a look-up of the name knows no limit of time
+    # in a thread, because a DNS lookup has no timeout
     attempt = threading.Thread(target=connect, daemon=True)
     attempt.start()
     attempt.join(PATIENCE)
@@ -104,4 +104,4 @@ def why_offline() -> str | None:
     if problem is None:
         return None
     constants.HF_HUB_OFFLINE = True
-    return f"no connection to {hub.hostname}: {problem}; and it was not downloaded before"
+    return f"no connection to {hub.hostname}: {problem}; and it is not in the cache"

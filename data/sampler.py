@@ -1,6 +1,6 @@
-"""Which tokens a sample is: a pure function of (seed, sample number), with no stored order.
+"""Map sample numbers to tokens with a pure function of (seed, sample number); no order is stored.
 
-Resuming is a number, and the order does not depend on batch sizes or on how many GPUs run.
+A run resumes from a single number. The order does not depend on batch sizes or the number of GPUs.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ _MIN_HALF_BITS = 3
 
 
 class Permutation:
-    """A keyed bijection of range(n), n from 1 to 2^62, that is computed, not stored.
+    """Keyed random permutation of range(n), n from 1 to 2^62, computed instead of stored.
 
-    The key is a sequence of integers of at least 0; each gives its own permutation.
+    The key is a sequence of non-negative integers; each key gives its own permutation.
 
-    A balanced Feistel network permutes the smallest range of 2^(2k) numbers that holds n; numbers
-    that land outside range(n) are sent through again until they land inside (cycle walking, at most
-    4 rounds of it on average), which keeps it a bijection. See Black and Rogaway, "Ciphers with
-    Arbitrary Finite Domains", 2002.
+    A balanced Feistel network permutes the smallest range of 2^(2k) numbers that holds n. A number
+    that lands outside range(n) is sent through the network again until it lands inside (cycle
+    walking, at most 4 rounds on average), so the result is still a bijection. See Black and
+    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
     """
 
     def __init__(self, n: int, key: Sequence[int]) -> None:
@@ -40,7 +40,7 @@ class Permutation:
         indices = np.asarray(index, dtype=np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= self.n):
             raise IndexError(
-                f"index must lie in [0, {self.n}), but runs from {indices.min()} to "
+                f"index must be in [0, {self.n}), but ranges from {indices.min()} to "
                 f"{indices.max()}."
             )
         out = self._network(indices.astype(np.uint64).reshape(-1))
@@ -59,10 +59,10 @@ class Permutation:
 class WindowSampler:
     """Cuts a token stream into windows and visits them in a new random order every epoch.
 
-    A window is `context_length + 1` tokens: the inputs, and the targets one further on. Within an
-    epoch no two windows share a target. Every epoch starts cutting at another offset, so
-    that the borders move; one epoch therefore leaves out some tokens at the ends of the stream,
-    fewer than `2 * context_length`.
+    A window is `context_length + 1` tokens: the inputs, and the targets shifted by one. Within an
+    epoch, no two windows share a target. Every epoch cuts at another offset, so the window borders
+    move. Each epoch therefore skips fewer than `2 * context_length` tokens at the ends of the
+    stream.
 
     Raises:
         ValueError: The stream is too short for one window, or an argument is out of range.
@@ -71,7 +71,7 @@ class WindowSampler:
     n_tokens: int
     context_length: int
     seed: int
-    """At least 0; decides the order of all epochs."""
+    """Non-negative; determines the order of all epochs."""
 
     def __post_init__(self) -> None:
         length, n_targets = self.context_length, self.n_tokens - 1
@@ -84,14 +84,14 @@ class WindowSampler:
                 f"The corpus has {self.n_tokens} tokens, but one sample of context_length={length} "
                 f"needs {length + 1}; use a longer text or a shorter context."
             )
-        # one window fewer than fit leaves room to move the borders by up to a whole window
+        # one window less than would fit, so that the borders can move by up to a whole window
         self.windows_per_epoch = max(1, n_targets // length - 1)
         self._n_offsets = min(length, n_targets - self.windows_per_epoch * length + 1)
 
     def position(self, sample_numbers: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Where in the stream each sample's window starts, as int64.
+        """Stream position at which each sample's window starts, int64.
 
-        Sample numbers are at least 0, of any shape, and counted on over all epochs.
+        Sample numbers are non-negative, of any shape, and count through all epochs.
         """
         numbers = np.asarray(sample_numbers, dtype=np.int64)
         if numbers.size and numbers.min() < 0:
@@ -99,13 +99,13 @@ class WindowSampler:
         epochs, indices = np.divmod(numbers, self.windows_per_epoch)
         positions = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            window = Permutation(self.windows_per_epoch, (self.seed, epoch))(indices[here])
-            positions[here] = self.epoch_offset(epoch) + window * self.context_length
+            mask = epochs == epoch
+            window = Permutation(self.windows_per_epoch, (self.seed, epoch))(indices[mask])
+            positions[mask] = self.epoch_offset(epoch) + window * self.context_length
         return positions
 
     def epoch_offset(self, epoch: int) -> int:
-        """Where in the stream the epoch's first window border lies, in [0, context_length)."""
+        """Stream position of the epoch's first window, in [0, context_length)."""
         return int(key_stream((self.seed, epoch, 1), 1)[0]) % self._n_offsets
 
 
@@ -118,10 +118,10 @@ def first_sample(
     world_size: int,
     micro_batch_size: int,
 ) -> int:
-    """Number of the first sample in one rank's micro-batch; it holds the `micro_batch_size` next.
+    """Number of the first sample in one rank's micro-batch of consecutive samples.
 
-    A step always covers the same block of numbers for the same sequences a step, however they
-    are divided into ranks and micro-steps.
+    For a fixed number of sequences per step, a step always covers the same block of numbers,
+    however they are divided into ranks and micro-steps.
     """
     if not (0 <= micro_step < grad_accum_steps and 0 <= rank < world_size and step >= 0):
         raise ValueError(

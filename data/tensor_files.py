@@ -1,25 +1,25 @@
-"""Safetensors files that may be somebody else's: what they declare is compared with their size."""
+"""Read the headers of untrusted safetensors files, and check the declared against the real size."""
 
 from pathlib import Path
 
 from data.files import check_regular, parse_json
 
-_LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library takes it
+_MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 
 
 def declared_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of a safetensors file, of which the header alone is read.
+    """Shapes of the tensors in a safetensors file; reads the header only.
 
     Raises:
-        ValueError: its header is damaged, or the file does not have the bytes that it declares.
-        FileNotFoundError: there is nothing.
+        ValueError: The header is damaged, or the file does not have the declared size.
+        FileNotFoundError: The file does not exist.
     """
     check_regular(path)
     size = path.stat().st_size
     with path.open("rb") as file:  # not mapped by the library: it may be larger than all memory
         length = int.from_bytes(file.read(8), "little")
-        if length > min(size - 8, _LARGEST_HEADER):
-            raise ValueError(f"its header declares {length} bytes of itself, and it has {size}")
+        if length > min(size - 8, _MAX_HEADER):
+            raise ValueError(f"it declares a header of {length} bytes, but has {size} in all")
         header = parse_json(file.read(length))
     try:
         header.pop("__metadata__", None)
@@ -29,5 +29,5 @@ def declared_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError("its header is damaged") from error
     if declared != size:
-        raise ValueError(f"its header declares {declared} bytes, and it has {size}")
+        raise ValueError(f"its header declares {declared} bytes, but it has {size}")
     return shapes

@@ -1,4 +1,4 @@
-"""Files that are checked once: again only when their size or time of change is another."""
+"""Remember which files passed their check; repeat it only if their size or mtime changes."""
 
 import json
 import re
@@ -11,26 +11,26 @@ from threading import Thread
 from data.files import parse_json, read_text, write_atomically
 
 VERIFIED = ".verified.json"
-"""File beside the checked ones that remembers them; it may be deleted at any time."""
+"""File in the checked folder that records what passed; it can be deleted at any time."""
 
 
 class Verified:
-    """What was found right in a folder before, as far as that could be written down there."""
+    """Record of the checks that files of a folder passed; kept in the folder if it is writable."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is known."""
+        """Read the record of earlier checks."""
         self._path = folder / VERIFIED
         self._stamps: dict[str, object] = {}
-        with suppress(OSError, ValueError):  # then all is checked anew
-            known = parse_json(read_text(self._path))
-            # what is not a stamp is not written again: the file may be a link to something private
-            stamps = known.items() if isinstance(known, dict) else ()
+        with suppress(OSError, ValueError):  # without a record, every file is checked again
+            record = parse_json(read_text(self._path))
+            # Keep valid stamps only: the file may link to private data, which must not be copied.
+            stamps = record.items() if isinstance(record, dict) else ()
             self._stamps = {name: stamp for name, stamp in stamps if _is_stamp(stamp)}
 
     def once(self, files: Sequence[Path], sha256: str, check: Callable[[], None]) -> None:
-        """Call `check`, which raises where the files are not right, unless it passed before.
+        """Call `check`, which raises if the files are damaged, unless they passed it before.
 
-        The first file has this sha256, by the manifest; the others belong to it.
+        The manifest says that the first file has this sha256; the others belong to that file.
         """
         states = [path.stat() for path in files]
         stamp = [sha256, *([state.st_size, state.st_mtime_ns] for state in states)]
@@ -38,12 +38,12 @@ class Verified:
             return
         check()
         self._stamps[files[0].name] = stamp
-        with suppress(OSError):  # a folder that others wrote: it is checked again next time
+        with suppress(OSError):  # a read-only folder is checked again next time
             write_atomically(self._path, (json.dumps(self._stamps) + "\n").encode())
 
 
 def _is_stamp(stamp: object) -> bool:
-    """Whether it is a sha256, and a size and a time for each file."""
+    """Whether a value is a list of a sha256, then a (size, mtime) pair for each file."""
     if not isinstance(stamp, list) or not stamp or not isinstance(stamp[0], str):
         return False
     pairs = [pair for pair in stamp[1:] if isinstance(pair, list)]
@@ -52,25 +52,25 @@ def _is_stamp(stamp: object) -> bool:
 
 
 class InBackground:
-    """Work that reads files while something else goes on; its error is raised to who asks."""
+    """Background thread for work that reads files; `look` and `wait` raise its error."""
 
     def __init__(self, work: Callable[[], object]) -> None:
-        """Begin it."""
+        """Start the work."""
         self._outcome: Future[object] = Future()
-        # one that a command need not wait for to end, as it would for those of an executor
+        # a daemon thread: unlike an executor's, it does not keep the process alive
         Thread(target=self._run, args=(work,), daemon=True).start()
 
     def look(self) -> None:
-        """Raise what has gone wrong so far."""
+        """Raise the error of the work, if it has failed by now; does not wait."""
         if self._outcome.done():
             self._outcome.result()
 
     def wait(self) -> None:
-        """Wait for the end of the work, and raise what went wrong."""
+        """Wait until the work is done, and raise its error if it failed."""
         self._outcome.result()
 
     def _run(self, work: Callable[[], object]) -> None:
         try:
             self._outcome.set_result(work())
-        except Exception as error:  # noqa: BLE001 whatever it is, who asks must not think all is well
+        except Exception as error:  # noqa: BLE001 any error must reach `look` and `wait`
             self._outcome.set_exception(error)

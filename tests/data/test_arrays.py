@@ -66,9 +66,9 @@ def test_what_numpy_writes_is_taken(tmp_path):
     arrays = {"a": np.arange(6).reshape(2, 3), "b": np.array("text"), "c": np.zeros((0, 4))}
     for write in (np.savez, np.savez_compressed):
         write(tmp_path / "x.npz", **arrays)
-        found = load_npz(tmp_path / "x.npz")
-        assert found.keys() == arrays.keys()
-        assert all(np.array_equal(found[name], array) for name, array in arrays.items())
+        loaded = load_npz(tmp_path / "x.npz")
+        assert loaded.keys() == arrays.keys()
+        assert all(np.array_equal(loaded[name], array) for name, array in arrays.items())
     np.save(tmp_path / "x.npy", np.asfortranarray(arrays["a"]))
     check_npy(tmp_path / "x.npy")
 
@@ -82,11 +82,11 @@ def test_an_archive_that_would_unpack_to_more_is_refused(tmp_path, little_memory
     size = len(buffer.getvalue()).to_bytes(4, "little")
     assert content.count(size) == 2  # in both headers
     path.write_bytes(content.replace(size, ((1 << 32) - 2).to_bytes(4, "little")))
-    with pytest.raises(ValueError, match="declares 8388736 bytes, and it has 4294967294"):
+    with pytest.raises(ValueError, match="declares 8388736 bytes, but it has 4294967294"):
         load_npz(path)
     npz(path, **{f"x{n}": b"" for n in range(10_001)})
     with pytest.raises(ValueError, match="it declares 10001 arrays"):
         load_npz(path)
     path.write_bytes(content[:-9])
-    with pytest.raises(ValueError, match="not a whole .npz file"):
+    with pytest.raises(ValueError, match="not a complete .npz file"):
         load_npz(path)

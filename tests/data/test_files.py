@@ -81,7 +81,7 @@ def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch, num
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with (
-        pytest.warns(UserWarning, match=r"cannot lock it \(as on NFS\): see to it") as warned,
+        pytest.warns(UserWarning, match=r"cannot lock it \(as on NFS\): make sure") as warned,
         lock_folder(tmp_path, "taken"),
         lock_folder(tmp_path, "taken"),
     ):
@@ -147,7 +147,8 @@ def test_a_file_too_large_for_its_kind_is_not_read(tmp_path, name):
     with path.open("wb") as file:
         file.truncate(1 << 40)  # sparse
     largest = LARGEST.get(name, 256 << 20)
-    with pytest.raises(ValueError, match=f"{name} has {1 << 40} bytes, and may have {largest}$"):
+    message = f"{name} has {1 << 40} bytes, but at most {largest} are allowed$"
+    with pytest.raises(ValueError, match=message):
         read_text(path)
 
 

@@ -29,13 +29,13 @@ def no_name(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", fail)
 
 
-def test_no_network_is_told_apart_from_a_wrong_name(no_name):
-    with pytest.raises(ValueError) as told, from_hub("gpt2", "give a folder"):
+def test_no_network_and_a_wrong_name_give_different_errors(no_name):
+    with pytest.raises(ValueError) as raised, from_hub("gpt2", "give a folder"):
         assert constants.HF_HUB_OFFLINE  # so that nothing is tried again and again
         raise ConnectionError("after half a minute")
-    assert str(told.value) == (
+    assert str(raised.value) == (
         "gpt2 could not be downloaded from the Hugging Face hub (no connection to huggingface.co: "
-        "Name or service not known; and it was not downloaded before): give a folder"
+        "Name or service not known; and it is not in the cache): give a folder"
     )
 
 

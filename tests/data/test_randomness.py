@@ -22,16 +22,16 @@ def test_integers_of_all_kinds_are_mixed_alike() -> None:
 
 
 def test_numbers_are_uniform_and_of_their_key_alone() -> None:
-    found = fixed_chance(torch.arange(500), 400)
-    assert found.dtype == torch.float32 and found.shape == (500, 400)
-    assert found.min() >= 0 and found.max() < 1
-    counts = torch.histc(found, bins=20, min=0, max=1)
+    chances = fixed_chance(torch.arange(500), 400)
+    assert chances.dtype == torch.float32 and chances.shape == (500, 400)
+    assert chances.min() >= 0 and chances.max() < 1
+    counts = torch.histc(chances, bins=20, min=0, max=1)
     assert ((counts - 10_000).abs() < 5 * 10_000**0.5).all()
     keys = torch.tensor([7, 499, 7])
-    assert torch.equal(fixed_chance(keys, 400), found[keys])
-    assert torch.equal(fixed_chance(keys, 9), found[keys, :9])
+    assert torch.equal(fixed_chance(keys, 400), chances[keys])
+    assert torch.equal(fixed_chance(keys, 9), chances[keys, :9])
     # rows and columns tell nothing of each other
-    for one, other in ((found[1:], found[:-1]), (found[:, 1:], found[:, :-1])):
+    for one, other in ((chances[1:], chances[:-1]), (chances[:, 1:], chances[:, :-1])):
         correlation = torch.corrcoef(torch.stack((one.flatten(), other.flatten())))[0, 1]
         assert abs(correlation) < 5 / one.numel() ** 0.5
 

@@ -31,9 +31,9 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "declares 0 bytes of itself"),
-        ((1 << 60).to_bytes(8, "little"), "declares 1152921504606846976 bytes of itself"),
-        (file_of({"a": ENTRY}, bytes(7)), "declares .* bytes, and it has"),
+        (b"", "declares a header of 0 bytes"),
+        ((1 << 60).to_bytes(8, "little"), "declares a header of 1152921504606846976 bytes"),
+        (file_of({"a": ENTRY}, bytes(7)), "declares .* bytes, but it has"),
         (
             file_of({"a": ENTRY | {"data_offsets": [0, 1 << 50]}}, bytes(8)),
             "declares .* bytes, and",
@@ -58,9 +58,9 @@ def test_a_sparse_file_and_a_pipe_are_not_waited_for(tmp_path):
     path.write_bytes(file_of({"a": ENTRY}, bytes(8)))
     with path.open("r+b") as file:
         file.truncate(1 << 42)
-    with pytest.raises(ValueError, match=f"and it has {1 << 42}"):
+    with pytest.raises(ValueError, match=f"but it has {1 << 42}"):
         declared_shapes(path)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="x is no regular file"):
+    with pytest.raises(ValueError, match="x is not a regular file"):
         declared_shapes(path)

@@ -178,14 +178,14 @@ def test_a_killed_import_can_be_repeated(gpt2_folder, out, monkeypatch):
     ("name", "content", "message"),
     [
         ("config.json", None, "holds no config.json"),
-        ("config.json", b"{", r"config.json is damaged \(.*\); get it again"),
+        ("config.json", b"{", r"config.json is damaged \(.*\); download it again"),
         (
             "config.json",
             b"[]",
             r"config.json is damaged \(it holds list, not an object\)",
         ),
         ("model.safetensors", None, "holds no weights: neither model.safetensors"),
-        ("model.safetensors", b"short", "cannot be read as safetensors, and may be cut short"),
+        ("model.safetensors", b"short", "cannot be read as safetensors and may be truncated"),
     ],
 )
 def test_damaged_folder_leaves_no_run(folder, out, name, content, message):
@@ -204,9 +204,9 @@ def test_damaged_index(gpt2, folder, out):
     first = min(index["weight_map"])
     for value, message in (
         ({**index["weight_map"], first: "absent.safetensors"}, "names absent.safetensors, which"),
-        ({**index["weight_map"], first: "../x"}, "names ../x, which is not beside it"),
-        ({**index["weight_map"], "more": index["weight_map"][first]}, "not agree on where more"),
-        (None, "must have a weight_map of tensors to files"),
+        ({**index["weight_map"], first: "../x"}, "names ../x, which is not in its folder"),
+        ({**index["weight_map"], "more": index["weight_map"][first]}, "disagree about the file of more"),
+        (None, "must have a weight_map from tensors to files"),
     ):
         path.write_text(json.dumps({"weight_map": value}))
         with pytest.raises((ValueError, OSError), match=message):
@@ -228,7 +228,8 @@ def test_pickles_that_are_no_checkpoint(folder, out):
         b"caf\xe9\nfull\n",
     ):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="is no PyTorch checkpoint .*get it again") as refused:
+        message = "must be a PyTorch checkpoint .*download it again"
+        with pytest.raises(ValueError, match=message) as refused:
             import_to(out, folder)
         assert "weights_only" not in str(refused.value)
     torch.save({"wte.weight": 3}, path)
@@ -273,5 +274,6 @@ def test_download_takes_the_pickle_where_nothing_else_is(asked, monkeypatch, out
 
 def test_download_that_fails_is_a_sentence(asked, out, monkeypatch):
     monkeypatch.setattr("data.hub.why_offline", lambda: None)
-    with pytest.raises(ValueError, match=r"absent/gpt2 is no folder here.*\(no such repository\)"):
+    message = r"absent/gpt2 is not a local folder.*\(no such repository\)"
+    with pytest.raises(ValueError, match=message):
         import_to(out, "absent/gpt2")

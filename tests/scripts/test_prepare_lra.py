@@ -69,7 +69,7 @@ def test_a_pipe_in_the_source_is_not_waited_for(tmp_path, task, files):
         path = tmp_path / "source" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(path)
-    with pytest.raises(SystemExit, match="is no regular file"):
+    with pytest.raises(SystemExit, match="is not a regular file"):
         run(tmp_path, task, "--source", str(tmp_path / "source"))
 
 

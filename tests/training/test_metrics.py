@@ -96,13 +96,13 @@ def test_a_line_that_is_no_record_is_named(tmp_path, line, reason):
 def test_a_file_too_large_for_records_is_not_read(tmp_path):
     with (tmp_path / METRICS).open("wb") as file:
         file.truncate(1 << 40)  # sparse
-    with pytest.raises(ValueError, match=f"metrics.jsonl has {1 << 40} bytes, and may have"):
+    with pytest.raises(ValueError, match=f"metrics.jsonl has {1 << 40} bytes, but at most"):
         read_metrics(tmp_path)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / METRICS)
-    with pytest.raises(ValueError, match="metrics.jsonl is no regular file"):
+    with pytest.raises(ValueError, match="metrics.jsonl is not a regular file"):
         read_metrics(tmp_path)
 
 

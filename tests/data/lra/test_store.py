@@ -190,7 +190,7 @@ def test_torn_and_foreign_arrays_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"tokens.npy is torn.* 139 bytes"):
         open_split(tmp_path, "train")
     path.write_bytes(whole + b"x")
-    with pytest.raises(ValueError, match=r"its header declares 140 bytes, and it has 141"):
+    with pytest.raises(ValueError, match=r"its header declares 140 bytes, but it has 141"):
         open_split(tmp_path, "train")
     np.save(path, np.zeros(7, np.uint16))
     with pytest.raises(ValueError, match=r"shape \(7,\) of <u2, but the manifest says \(6,\)"):

@@ -112,9 +112,9 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
     (tmp_path / "a.txt").write_text("a")
     for options in ({}, {"val": [str(tmp_path / "a.txt")]}):
-        with pytest.raises(ValueError, match=f"{name} is no regular file"):
+        with pytest.raises(ValueError, match=f"{name} is not a regular file"):
             open_source([str(tmp_path / name)], **options)
-    with pytest.raises(ValueError, match=f"{name} is no regular file"):
+    with pytest.raises(ValueError, match=f"{name} is not a regular file"):
         open_source([str(tmp_path / "a.txt")], val=[str(tmp_path / name)])
 
 

@@ -63,7 +63,7 @@ def test_a_pipe_is_not_waited_for(make_shards):
     path = folder / "train_00000.bin"
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match=r"train_00000\.bin is no regular file"):
+    with pytest.raises(ValueError, match=r"train_00000\.bin is not a regular file"):
         TokenStream(folder, "train")
 
 
@@ -145,8 +145,8 @@ def test_unknown_split_and_version(make_shards):
     [
         ('{"format_version": 1, "spl', "is damaged .*prepare the folder again"),
         ("[]", "it holds list, not an object"),
-        ('{"format_version": 1, "tokenizer": {"name": "x"}}', "lacks what a manifest must have"),
-        ('{"format_version": 1, "tokenizer": 3}', "lacks what a manifest must have"),
+        ('{"format_version": 1, "tokenizer": {"name": "x"}}', "lacks a field of a manifest"),
+        ('{"format_version": 1, "tokenizer": 3}', "lacks a field of a manifest"),
         ("\xff", "is damaged .*prepare the folder again"),
     ],
 )

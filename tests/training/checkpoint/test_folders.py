@@ -62,7 +62,7 @@ def test_what_the_note_of_the_last_save_links_to_is_not_printed(tmp_path):
         last_saved(tmp_path)
     (tmp_path / "last_saved").unlink()
     os.mkfifo(tmp_path / "last_saved")
-    with pytest.raises(ValueError, match="last_saved is no regular file"):
+    with pytest.raises(ValueError, match="last_saved is not a regular file"):
         last_saved(tmp_path)
 
 
