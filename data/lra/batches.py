@@ -1,4 +1,4 @@
-"""Batches of a prepared task, made on the device from data that lies there.
+"""Batches of a prepared task, assembled on the device from data that is already there.
 
 Shapes: B examples, D documents of an example (1 or 2), T tokens.
 """
@@ -20,11 +20,11 @@ from data.randomness import fixed_chance
 
 
 class Batch(NamedTuple):
-    """What a classifier takes, and what it should answer."""
+    """Inputs of a classifier and their labels."""
 
     tokens: Tensor  # (B * D, T) integers
-    lengths: Tensor | None  # (B * D,) int32, at least 1; None: nothing is padding
-    places: Tensor | None  # (B * D, T) or (T,) int64, where tokens stand; None: in order
+    lengths: Tensor | None  # (B * D,) int32, at least 1; None: no padding
+    places: Tensor | None  # (B * D, T) or (T,) int64, positions of the tokens; None: in order
     labels: Tensor  # (B,) int64
 
 
@@ -34,29 +34,31 @@ class Examples(ABC):
     def __init__(self, labels: np.ndarray, device: torch.device) -> None:
         self.labels = torch.from_numpy(labels.astype(np.int64)).to(device)  # (n,)
         self.overflow = torch.zeros((), dtype=torch.bool, device=device)
-        """Whether an image so far had more pixels than tokens have room, so that some were lost.
-        Whoever trains looks at it now and then."""
+        """Whether any image so far had more pixels than fit into its tokens, so that some were
+        dropped. The training loop checks it from time to time."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def batch(self, numbers: Tensor, changes: Tensor) -> Batch:
-        """Examples by their numbers, (B,) int64 in [0, n), on the device.
+        """Assemble a batch on the device, without synchronization and with fixed shapes.
 
-        `changes`, (B,) int64, are how images are turned and mirrored, a code of `dihedral`, and
-        moved, DIHEDRAL times one of `shifted`; texts are left as they are.
+        The call can therefore be captured in a CUDA graph.
 
-        Nothing here waits for the device, and shapes do not vary: it may be captured in a graph.
+        Args:
+            numbers: (B,) int64 example numbers in [0, n), on the device.
+            changes: (B,) int64 augmentation of each image: a code of `dihedral` plus DIHEDRAL times
+                a code of `shifted`. Texts ignore it.
         """
 
 
 class SequenceExamples(Examples):
-    """Texts, cut or padded to T tokens."""
+    """Texts, truncated or padded to T tokens."""
 
     def __init__(self, split: Sequences, context_length: int, device: torch.device) -> None:
         super().__init__(np.asarray(split.labels), device)
-        # int16 holds all vocabularies here, in half the memory of int32
+        # int16 is enough for every vocabulary here, at half the memory of int32
         self._tokens = torch.from_numpy(split.all_tokens().view(np.int16)).to(device)
         self._offsets = torch.from_numpy(np.array(split.offsets)).to(device)
         self._documents = split.manifest.documents_per_example
@@ -73,7 +75,7 @@ class SequenceExamples(Examples):
 
 
 class PixelExamples(Examples):
-    """Images, stored or drawn from display lists, as sequences of their pixels."""
+    """Images as sequences of pixels; the images are stored, or drawn from display lists."""
 
     def __init__(
         self,
@@ -90,23 +92,23 @@ class PixelExamples(Examples):
         if isinstance(split, DisplayLists):
             parameters = Pathfinder(**split.manifest.source["parameters"])
             self.size = parameters.size
-            self._drawn = Renderer(parameters, device), pack(split.display_lists, device)
+            self._rendering = Renderer(parameters, device), pack(split.display_lists, device)
         else:
             self.size = split.images.shape[-1]
             self._stored = torch.from_numpy(np.array(split.images)).to(device)
-            self._drawn = None
+            self._rendering = None
         self._order = tile_order(self.size, device) if config.order == "tiles" else None
         if self._shift >= self.size:
             raise ValueError(
-                f"data.shift={self._shift} pixels moves images of {self.size} x {self.size} out of "
-                "themselves: choose a few"
+                f"data.shift={self._shift} must be below the image size of {self.size} x "
+                f"{self.size} pixels. Try a few pixels."
             )
 
     def images(self, numbers: Tensor) -> Tensor:
-        """(B, S, S) uint8 images by their numbers."""
-        if self._drawn is None:
+        """Images by their numbers, (B, S, S) uint8."""
+        if self._rendering is None:
             return self._stored[numbers]
-        renderer, display_lists = self._drawn
+        renderer, display_lists = self._rendering
         return renderer(display_lists[numbers])
 
     def batch(self, numbers: Tensor, changes: Tensor) -> Batch:
@@ -117,13 +119,13 @@ class PixelExamples(Examples):
         if self._zeros_share is None:
             tokens = pixels if self._order is None else pixels[:, self._order]
             return Batch(tokens, None, self._order, labels)
-        shown = pixels > 0
+        visible = pixels > 0
         if self._zeros_share:
             keys = changes * len(self) + numbers
-            shown |= fixed_chance(keys, pixels.shape[1]) < self._zeros_share
-        tokens, lengths, places, overflow = pack_pixels(pixels, shown, self._capacity)
+            visible |= fixed_chance(keys, pixels.shape[1]) < self._zeros_share
+        tokens, lengths, positions, overflow = pack_pixels(pixels, visible, self._capacity)
         self.overflow |= overflow
-        return Batch(tokens, lengths, places, labels)
+        return Batch(tokens, lengths, positions, labels)
 
 
 def load_examples(
@@ -134,12 +136,15 @@ def load_examples(
     device: torch.device,
     zeros_share: float | None = None,
 ) -> SequenceExamples | PixelExamples:
-    """A split (train, val or test) of a prepared task, on `device`, in batches of T tokens.
+    """Load a split (train, val or test) of a prepared task onto `device`.
 
-    `zeros_share` of zero pixels are tokens, as in a `Phase`.
+    Args:
+        context_length: T, tokens of each sequence in a batch.
+        zeros_share: Fraction of the zero pixels that become tokens, see `Phase`.
 
     Raises:
-        ValueError, FileNotFoundError: the folder holds no such split, or not what `config` needs.
+        ValueError, FileNotFoundError: The folder does not hold this split, or does not fit
+            `config`.
     """
     stored = open_split(folder, split)
     verify_split(folder, split)
@@ -147,15 +152,14 @@ def load_examples(
         for name in ("zeros", "order", "augment", "shift"):
             if getattr(config, name) != getattr(ExamplesConfig, name):
                 raise ValueError(
-                    f"data.{name}={getattr(config, name)} is for images, and {folder} holds texts: "
+                    f"data.{name}={getattr(config, name)} is for images, but {folder} holds texts: "
                     "leave it out"
                 )
         return SequenceExamples(stored, context_length, device)
     examples = PixelExamples(stored, context_length, config, device, zeros_share)
     if config.zeros == "tokens" and zeros_share is None and examples.size**2 != context_length:
         raise ValueError(
-            f"{folder} holds images of {examples.size} x {examples.size} pixels, and "
-            f"model.context_length={context_length}: set it to {examples.size**2}, or "
-            "data.zeros=padding"
+            f"model.context_length={context_length} must be {examples.size**2} for the images of "
+            f"{examples.size} x {examples.size} pixels in {folder}. Set it, or data.zeros=padding."
         )
     return examples

@@ -1,4 +1,4 @@
-"""A picture of samples of a prepared task: images by label, or the starts of texts."""
+"""Contact sheet of a prepared task: sample images by label, or the beginnings of texts."""
 
 import textwrap
 from pathlib import Path
@@ -20,52 +20,52 @@ _CLASSES = {"image": image.CLASSES, "text": ("bad", "good"), "pairs": ("two", "o
 
 
 def draw(folder: Path) -> Path:
-    """Draw the first training examples of a prepared task, as samples.png in its folder."""
-    opened = open_split(folder, "train")
-    figure = _texts(opened) if isinstance(opened, Sequences) else _images(opened)
-    figure.suptitle(f"{opened.manifest.task}, train: {len(opened):,} examples")
+    """Draw the first training examples of a prepared task to samples.png in its folder."""
+    split = open_split(folder, "train")
+    figure = _texts(split) if isinstance(split, Sequences) else _images(split)
+    figure.suptitle(f"{split.manifest.task}, train: {len(split):,} examples")
     out = folder / "samples.png"
     figure.savefig(out, dpi=110, bbox_inches="tight")
     return out
 
 
-def _images(opened: Images | DisplayLists) -> Figure:
-    labels = np.asarray(opened.labels)
-    rows = [np.flatnonzero(labels == c)[:COLUMNS] for c in range(opened.manifest.n_classes)]
+def _images(split: Images | DisplayLists) -> Figure:
+    labels = np.asarray(split.labels)
+    rows = [np.flatnonzero(labels == c)[:COLUMNS] for c in range(split.manifest.n_classes)]
     numbers = np.concatenate(rows)
-    if isinstance(opened, Images):
-        shown = opened.images[numbers]
+    if isinstance(split, Images):
+        images = split.images[numbers]
     else:
         from data.pathfinder.render import Renderer
 
-        renderer = Renderer(Pathfinder(**opened.manifest.source["parameters"]))
-        shown = renderer(opened.display_lists[numbers]).numpy()
-    pixels = dict(zip(numbers.tolist(), shown, strict=True))
+        renderer = Renderer(Pathfinder(**split.manifest.source["parameters"]))
+        images = renderer(split.display_lists[numbers]).numpy()
+    pixels = dict(zip(numbers.tolist(), images, strict=True))
     size = COLUMNS * _INCHES, len(rows) * _INCHES + 0.4
     figure = Figure(size, layout="constrained")
     axes = figure.subplots(len(rows), COLUMNS, squeeze=False)
     for label, (row, row_axes) in enumerate(zip(rows, axes, strict=True)):
         for axis in row_axes:
             axis.set(xticks=[], yticks=[])
-        row_axes[0].set_ylabel(_class_name(opened.manifest.task, label))
+        row_axes[0].set_ylabel(_class_name(split.manifest.task, label))
         for number, axis in zip(row.tolist(), row_axes, strict=False):
             axis.imshow(pixels[number], cmap="gray", vmin=0, vmax=255)
-            if isinstance(opened, DisplayLists):
-                markers = opened.display_lists["markers"][number]
+            if isinstance(split, DisplayLists):
+                markers = split.display_lists["markers"][number]
                 for (y, x), colour in zip(markers, _MARKER_COLOURS, strict=True):
                     axis.plot(x, y, "o", markersize=11, markerfacecolor="none", color=colour)
     return figure
 
 
-def _texts(opened: Sequences) -> Figure:
-    documents = opened.manifest.documents_per_example
+def _texts(split: Sequences) -> Figure:
+    documents = split.manifest.documents_per_example
     lines = []
-    for example in range(min(TEXTS, len(opened))):
-        label = _class_name(opened.manifest.task, int(opened.labels[example]))
-        for tokens in opened.documents(example):
-            shown = _readable(opened.manifest.task, tokens[: _TEXT_COLUMNS * _TEXT_ROWS])
+    for example in range(min(TEXTS, len(split))):
+        label = _class_name(split.manifest.task, int(split.labels[example]))
+        for tokens in split.documents(example):
+            text = _to_text(split.manifest.task, tokens[: _TEXT_COLUMNS * _TEXT_ROWS])
             lines.append(f"label {label}, {len(tokens):,} tokens")
-            lines += textwrap.wrap(shown, _TEXT_COLUMNS)[: _TEXT_ROWS // documents]
+            lines += textwrap.wrap(text, _TEXT_COLUMNS)[: _TEXT_ROWS // documents]
             lines.append("")
     figure = Figure((10, 0.16 * len(lines)))
     style = {"family": "monospace", "fontsize": 8, "verticalalignment": "top"}
@@ -73,7 +73,7 @@ def _texts(opened: Sequences) -> Figure:
     return figure
 
 
-def _readable(task: str, tokens: np.ndarray) -> str:
+def _to_text(task: str, tokens: np.ndarray) -> str:
     if task.startswith("listops"):
         return " ".join(listops.SYMBOLS[token - 1] for token in tokens.tolist())
     text = (tokens - 1).astype(np.uint8).tobytes().decode("ascii", errors="replace")

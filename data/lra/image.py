@@ -1,4 +1,4 @@
-"""Image of Long Range Arena: CIFAR-10 in grey, pixel by pixel, ten classes (Krizhevsky 2009)."""
+"""Image task of Long Range Arena: grey CIFAR-10 pixel by pixel, ten classes (Krizhevsky 2009)."""
 
 import io
 import lzma
@@ -29,14 +29,14 @@ _ARCHIVE = "cifar10-gray-{split}.npz.xz"
 
 
 def read_cifar10(source: Path | None = None) -> dict[str, LabelledImages]:
-    """Read CIFAR-10 in grey, "train" and "test" in their published order.
+    """Read CIFAR-10 as grey images, "train" and "test", in the published order.
 
     Args:
         source: A folder with cifar10-gray-{train,test}.npz.xz (arrays `images` and `labels`), or
             the original cifar-10-batches-py. None for uoft-cs/cifar10 from the Hugging Face hub.
 
     Raises:
-        ValueError: The folder holds neither, or a file is not what it should be.
+        ValueError: The folder holds neither, or a file is damaged or has another format.
     """
     if source is None:
         return _read_hub()
@@ -47,19 +47,19 @@ def read_cifar10(source: Path | None = None) -> dict[str, LabelledImages]:
             return {split: _read_batches(folder, split) for split in _BATCHES}
     raise ValueError(
         f"source={source} must hold {_ARCHIVE.format(split='{train,test}')} or the files of "
-        f"cifar-10-batches-py; leave the source out to fetch {HUB_NAME} from the Hugging Face hub."
+        f"cifar-10-batches-py; leave it out to download {HUB_NAME} from the Hugging Face hub."
     )
 
 
 def split_images(
     cifar10: dict[str, LabelledImages], sizes: dict[str, int]
 ) -> dict[str, LabelledImages]:
-    """Divide as the benchmark does: the first 45,000 training images, the 5,000 others, the test.
+    """Split as the benchmark does: 45,000 training images, the other 5,000 for val, and the test.
 
-    Where `sizes` of "train", "val" and "test" are smaller, the first of each part are taken.
+    If the `sizes` of "train", "val" and "test" are smaller, each split takes its first images.
 
     Raises:
-        ValueError: There are not that many images.
+        ValueError: A split has fewer images than requested.
     """
     images, labels = cifar10["train"]
     border = len(images) - len(images) // 10
@@ -68,16 +68,16 @@ def split_images(
         "val": (images[border:], labels[border:]),
         "test": cifar10["test"],
     }
-    for split, (there, _) in parts.items():
-        if sizes[split] > len(there):
+    for split, (available, _) in parts.items():
+        if sizes[split] > len(available):
             raise ValueError(
-                f"examples: {split} cannot have {sizes[split]:,}, there are {len(there):,}."
+                f"examples: {split}={sizes[split]:,} must be at most {len(available):,}."
             )
     return {split: (x[: sizes[split]], y[: sizes[split]]) for split, (x, y) in parts.items()}
 
 
 def to_grey(rgb: np.ndarray) -> np.ndarray:
-    """Weigh uint8 (..., 3) by .2989, .587 and .114 and drop the fraction; uint8 (...)."""
+    """Convert RGB uint8 (..., 3) to grey (...), weighted .2989, .587 and .114, rounded down."""
     weights = np.array([2989, 5870, 1140], dtype=np.int32)
     return (rgb.astype(np.int32) @ weights // 10_000).astype(np.uint8)
 
@@ -102,7 +102,7 @@ def _read_archive(path: Path) -> LabelledImages:
         with lzma.open(path) as file, np.load(io.BytesIO(file.read())) as arrays:
             return _checked(arrays["images"], arrays["labels"], str(path))
     except (EOFError, lzma.LZMAError, KeyError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); fetch or write it again.") from error
+        raise ValueError(f"{path} cannot be read ({error}); download or write it again.") from error
 
 
 def _read_batches(folder: Path, split: str) -> LabelledImages:
@@ -116,14 +116,14 @@ def _read_batches(folder: Path, split: str) -> LabelledImages:
                 labels += batch[b"labels"]
             except (pickle.UnpicklingError, EOFError, KeyError) as error:
                 raise ValueError(
-                    f"{folder / name} cannot be read ({error}); fetch it again."
+                    f"{folder / name} cannot be read ({error}); download it again."
                 ) from error
         images.append(to_grey(planes.transpose(0, 2, 3, 1)))
     return _checked(np.concatenate(images), labels, str(folder))
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickles containers and NumPy arrays; anything else in a file could run any code."""
+    """Unpickler of containers and NumPy arrays only; other objects could run arbitrary code."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         if module_name.startswith("numpy") and global_name in ("_reconstruct", "ndarray", "dtype"):

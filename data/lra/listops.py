@@ -18,18 +18,18 @@ from data.lra.store import Sequences
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 CLOSE = "]"
 SYMBOLS = (*"0123456789", *OPERATORS, CLOSE)
-"""Symbol i has token id i + 1; digit d therefore has id d + 1."""
+"""Symbol i has token id i + 1, so digit d has id d + 1."""
 VOCAB_SIZE = len(SYMBOLS) + 1
 N_CLASSES = 10
 MAX_LENGTH = 2000
-"""Longer sequences are cut to it by the benchmark; generated ones have at most 1999 tokens."""
+"""Length to which the benchmark truncates sequences; generated ones have at most 1999 tokens."""
 FORMULA_FILE = "basic_{split}.tsv"  # name of the benchmark's own files
 SPLIT_SIZES = {"train": 96_000, "val": 2_000, "test": 2_000}
 
 MAX_DEPTH = 10
 MAX_ARGUMENTS = 10
 OPERATOR_PROBABILITY = 0.25
-SHORTEST, LONGEST = 501, 1999  # tokens of the formulas that are kept, brackets included
+SHORTEST, LONGEST = 501, 1999  # tokens of the formulas that are kept, including brackets
 
 FIRST_OPERATOR_ID = SYMBOLS.index(OPERATORS[0]) + 1
 CLOSE_ID = SYMBOLS.index(CLOSE) + 1
@@ -43,24 +43,24 @@ _APPLY: tuple[Callable[[Sequence[int]], int], ...] = (
     lambda values: sum(values) % 10,
 )
 
-Formula = tuple[np.ndarray, int]  # token ids, uint8 (length), and the value
+Formula = tuple[np.ndarray, int]  # token ids, uint8 (length,), and the value
 
 
 def evaluate(tokens: Iterable[int]) -> int:
-    """Compute what a formula is worth; raises ValueError where the token ids are none."""
+    """Compute the value of a formula; raises ValueError if the token ids are not a formula."""
     open_operators: list[tuple[int, list[int]]] = []
     value: int | None = None
     for position, token in enumerate(tokens):
         if value is not None:
             raise ValueError(f"token {position} comes after the formula's end")
         if not 1 <= token <= CLOSE_ID:
-            raise ValueError(f"token {position} has id {token}, which must lie in 1..{CLOSE_ID}")
+            raise ValueError(f"token {position} has id {token}, which must be in 1..{CLOSE_ID}")
         if FIRST_OPERATOR_ID <= token < CLOSE_ID:
             open_operators.append((token - FIRST_OPERATOR_ID, []))
             continue
         if token == CLOSE_ID:
             if not open_operators:
-                raise ValueError(f"token {position} closes what was not opened")
+                raise ValueError(f"token {position} closes an operator that was not opened")
             operator, arguments = open_operators.pop()
             if not arguments:
                 raise ValueError(f"token {position} closes an operator without arguments")
@@ -77,7 +77,7 @@ def evaluate(tokens: Iterable[int]) -> int:
 
 
 def to_source(tokens: Iterable[int]) -> str:
-    """Write a formula as the benchmark's files do, as a tree of two children a node.
+    """Format a formula as in the benchmark's files: a binary tree in parentheses.
 
     [SM 4 7 ] becomes ( ( ( [SM 4 ) 7 ) ] ).
     """
@@ -96,20 +96,25 @@ def to_source(tokens: Iterable[int]) -> str:
 
 
 def parse(source: str) -> np.ndarray:
-    """Token ids, uint8 (length), of symbols between blanks; parentheses are left out.
+    """Convert symbols between blanks to token ids, uint8 (length,); parentheses are left out.
+
+    `evaluate` checks whether the symbols are a formula.
 
     Raises:
-        ValueError: There is another symbol; what the symbols mean is for `evaluate` to check.
+        ValueError: A symbol is unknown.
     """
     symbols = [word for word in source.split() if word not in ("(", ")")]
     if unknown := sorted(set(symbols) - _IDS.keys()):
-        raise ValueError(f"unknown symbols {unknown[:5]}; there are {' '.join(SYMBOLS)}")
+        raise ValueError(f"unknown symbols {unknown[:5]}; the symbols are {' '.join(SYMBOLS)}")
     return np.array([_IDS[symbol] for symbol in symbols], dtype=np.uint8)
 
 
 def find_tsv(source: Path) -> dict[str, Path]:
-    """The benchmark's files of the three splits in a folder, or in its listops-1000; raises
-    ValueError where they are not there."""
+    """Find the benchmark's three files in a folder, or in its listops-1000.
+
+    Raises:
+        ValueError: A file is missing.
+    """
     for folder in (source, source / "listops-1000"):
         paths = {split: folder / FORMULA_FILE.format(split=split) for split in SPLIT_SIZES}
         if all(path.exists() for path in paths.values()):
@@ -121,10 +126,10 @@ def find_tsv(source: Path) -> dict[str, Path]:
 
 
 def read_tsv(path: Path) -> Iterator[Formula]:
-    """Read one of the benchmark's files, formula by formula.
+    """Read one of the benchmark's files formula by formula.
 
     Raises:
-        ValueError: A row is malformed, or its value is wrong; names file and line.
+        ValueError: A row is malformed or its value is wrong; the message names file and line.
     """
     check_regular(path)
     with path.open(encoding="utf-8") as file:
@@ -139,7 +144,7 @@ def read_tsv(path: Path) -> Iterator[Formula]:
 
 
 def write_tsv(path: Path, formulas: Iterable[Formula]) -> None:
-    """Write formulas as the benchmark's files have them."""
+    """Write formulas in the format of the benchmark's files."""
     with path.open("w", encoding="utf-8") as file:
         file.write(f"{_HEADER}\n")
         for tokens, value in formulas:
@@ -153,21 +158,21 @@ def _parse_row(line: str) -> Formula:
     tokens = parse(source)
     value = evaluate(tokens.tolist())
     if value != int(target):
-        raise ValueError(f"the formula is worth {value}, but the row says {target}")
+        raise ValueError(f"the value of the formula is {value}, but the row says {target}")
     if "(" in source and source != to_source(tokens.tolist()):
-        raise ValueError("the parentheses do not stand where the benchmark's do")
+        raise ValueError("the parentheses are not placed as in the benchmark's files")
     return tokens, value
 
 
 def yardsticks(train: Sequences, test: Sequences) -> dict[str, float]:
-    """Accuracy in percent on `test` of readers of a part of each formula, which learned on `train`.
+    """Accuracy in percent of baselines that see a part of each formula; fit on `train`.
 
-    Each makes the best guess from what it sees. A model that does not beat "root_digits" has not
-    learned to nest.
+    Each baseline makes the best guess from the part that it sees. A model that does not beat
+    "root_digits" has not learned nesting.
 
     Returns:
-        "majority": sees nothing. "root": sees the outermost operator. "root_digits": sees it, its
-        direct arguments that are digits, and how many are formulas.
+        "majority": sees nothing. "root": sees the outermost operator. "root_digits": sees the
+        outermost operator, its direct arguments that are digits, and the number of the others.
     """
     views: dict[str, Callable[[Sequences], np.ndarray]] = {
         "majority": lambda split: np.zeros(len(split), np.int64),
@@ -178,17 +183,20 @@ def yardsticks(train: Sequences, test: Sequences) -> dict[str, float]:
 
 
 def _root_operators(split: Sequences) -> np.ndarray:
-    """Index in OPERATORS of each formula's outermost operator, int64 (n)."""
+    """Index in OPERATORS of each formula's outermost operator, int64 (n,)."""
     return split.all_tokens()[split.offsets[:-1]].astype(np.int64) - FIRST_OPERATOR_ID
 
 
 def _roots_and_digits(split: Sequences) -> np.ndarray:
-    """A code, int64 (n), of the outermost operator, its value of the digits among its direct
-    arguments, and how many of these are formulas."""
+    """Code of the view of "root_digits", int64 (n,).
+
+    It combines the outermost operator, its value on the digits among its direct arguments, and the
+    number of direct arguments that are formulas.
+    """
     tokens, n = split.all_tokens(), len(split)
     closes = tokens == CLOSE_ID
     operators = (tokens >= FIRST_OPERATOR_ID) & ~closes
-    # formulas are balanced and at most 9 deep, so the sum starts at 0 in each and fits int8
+    # Formulas are balanced and at most 9 deep: the sum is 0 before each one, and fits into int8.
     depth = np.cumsum(operators.astype(np.int8) - closes.astype(np.int8), dtype=np.int8)
     formula = np.repeat(np.arange(n, dtype=np.int32), split.lengths)
     direct = (tokens < FIRST_OPERATOR_ID) & (depth == 1)
@@ -196,16 +204,18 @@ def _roots_and_digits(split: Sequences) -> np.ndarray:
     counts = np.zeros((n, N_CLASSES), np.int64)
     np.add.at(counts, (formula[direct], tokens[direct].astype(np.int64) - 1), 1)
     root = _root_operators(split)
-    return (root * (N_CLASSES + 1) + _applied(root, counts)) * (MAX_ARGUMENTS + 1) + subtrees
+    return (root * (N_CLASSES + 1) + _apply_to_digits(root, counts)) * (
+        MAX_ARGUMENTS + 1
+    ) + subtrees
 
 
-def _applied(operators: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Each operator's value of the digits that its row counts, N_CLASSES where there is none."""
+def _apply_to_digits(operators: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Value of each operator on the digits that its row counts; N_CLASSES if there are none."""
     n_digits = counts.sum(1)
-    smaller = np.cumsum(counts, axis=1)
+    cumulative = np.cumsum(counts, axis=1)
 
     def ranked(rank: np.ndarray) -> np.ndarray:
-        return (smaller <= rank[:, None]).sum(1)
+        return (cumulative <= rank[:, None]).sum(1)
 
     values = np.choose(
         operators,
@@ -219,7 +229,9 @@ def _applied(operators: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.where(n_digits == 0, N_CLASSES, values)
 
 
-def _accuracy(seen: np.ndarray, asked: np.ndarray, train: Sequences, test: Sequences) -> float:
-    counts = np.zeros((max(seen.max(), asked.max()) + 1, N_CLASSES), np.int64)
-    np.add.at(counts, (seen, train.labels), 1)
-    return 100 * float((counts.argmax(1)[asked] == test.labels).mean())
+def _accuracy(
+    train_views: np.ndarray, test_views: np.ndarray, train: Sequences, test: Sequences
+) -> float:
+    counts = np.zeros((max(train_views.max(), test_views.max()) + 1, N_CLASSES), np.int64)
+    np.add.at(counts, (train_views, train.labels), 1)
+    return 100 * float((counts.argmax(1)[test_views] == test.labels).mean())

@@ -1,6 +1,6 @@
-"""Random ListOps formulas, compiled: the generator behind data/lra/listops.py.
+"""Compiled generator of the random ListOps formulas of data/lra/listops.py.
 
-Candidate i is a pure function of (seed, i), so the set does not depend on how many threads run.
+Candidate i is a pure function of (seed, i), so the result does not depend on the number of threads.
 """
 
 import os
@@ -25,7 +25,7 @@ from data.lra.listops import (
     Formula,
 )
 
-CHUNK = 4096  # candidates of a piece of work; one in twelve has the benchmark's length
+CHUNK = 4096  # candidates per work item; one in twelve has the benchmark's length
 
 _N_OPERATORS = len(OPERATORS)
 _MIN, _MAX, _MED = range(3)
@@ -34,55 +34,57 @@ _MIN, _MAX, _MED = range(3)
 def generate(
     seed: int, n_threads: int | None = None, *, shortest: int = SHORTEST, longest: int = LONGEST
 ) -> Iterator[Formula]:
-    """Yield different formulas without end; the n-th is a pure function of seed, lengths and n.
+    """Yield distinct formulas forever; the n-th is a pure function of seed, lengths and n.
 
-    The seed is non-negative. `n_threads` compute at a time, all cores by default. Of few tokens
-    there are few formulas.
+    Few tokens allow only few distinct formulas.
+
+    Args:
+        seed: Non-negative.
+        n_threads: Number of threads; all cores by default.
     """
-    seen = set()
+    yielded = set()
     for formulas in candidates(seed, shortest, longest, n_threads):
         for tokens, value in formulas:
             key = tokens.tobytes()
-            if key not in seen:
-                seen.add(key)
+            if key not in yielded:
+                yielded.add(key)
                 yield tokens, value
 
 
 def candidates(
     seed: int, shortest: int, longest: int, n_threads: int | None = None
 ) -> Iterator[list[Formula]]:
-    """Yield chunk after chunk of candidates of `shortest` to `longest` tokens, in order of their
-    numbers."""
+    """Yield chunks of candidates of `shortest` to `longest` tokens, in numerical order."""
     if seed < 0:
         raise ValueError(f"seed={seed} must not be negative.")
     n_threads = n_threads or os.cpu_count() or 1
     key = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
     with ThreadPoolExecutor(n_threads) as pool:
-        ahead = deque()
+        queue = deque()
         try:
             for number in count():
-                ahead.append(pool.submit(chunk, key, number * CHUNK, CHUNK, shortest, longest))
-                if len(ahead) > n_threads:
-                    yield ahead.popleft().result()
+                queue.append(pool.submit(chunk, key, number * CHUNK, CHUNK, shortest, longest))
+                if len(queue) > n_threads:
+                    yield queue.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def chunk(key: np.uint64, first: int, n: int, shortest: int, longest: int) -> list[Formula]:
-    """Candidates `first` to `first + n - 1` under a key, those of the right length."""
+    """Generate candidates `first` to `first + n - 1` and keep those of the right length."""
     tokens = np.empty(n * longest, np.uint8)
     offsets = np.zeros(n + 1, np.int64)
     values = np.empty(n, np.uint8)
     n_kept = _fill(key, np.uint64(first), n, shortest, longest, tokens, offsets, values)
     kept = tokens[: offsets[n_kept]].copy()
     spans = pairwise(offsets[: n_kept + 1].tolist())
-    found = zip(spans, values[:n_kept].tolist(), strict=True)
-    return [(kept[start:end], value) for (start, end), value in found]
+    pairs = zip(spans, values[:n_kept].tolist(), strict=True)
+    return [(kept[start:end], value) for (start, end), value in pairs]
 
 
 @njit(nogil=True, cache=True)
 def _fill(key, first, n, shortest, longest, tokens, offsets, values):
-    """Write the kept candidates into the three arrays; returns how many there are."""
+    """Write the kept candidates into the three arrays; returns their number."""
     stream = np.full(2, GOLDEN, np.uint64)
     levels = np.empty((MAX_DEPTH, 2 + MAX_ARGUMENTS), np.int64)
     n_kept = 0
@@ -99,10 +101,10 @@ def _fill(key, first, n, shortest, longest, tokens, offsets, values):
 
 @njit(nogil=True, cache=True)
 def _formula(stream, levels, tokens):
-    """Write one formula; returns its length and value, length 0 where it is too long.
+    """Write one formula; returns its length and value, or length 0 if it is too long.
 
-    A row of `levels` is an open operator: which, how many arguments it will have, and the values
-    of those it has; their count is in `n_values`.
+    A row of `levels` is an open operator: its index, its final number of arguments, and the values
+    of the arguments so far. `n_values` counts these.
     """
     n_values = np.zeros(MAX_DEPTH, np.int64)
     depth = 0

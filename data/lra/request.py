@@ -1,4 +1,4 @@
-"""What can be asked of `data.lra.tasks.prepare`."""
+"""Arguments of `data.lra.tasks.prepare`, and the folder names that follow from them."""
 
 import re
 from collections.abc import Mapping
@@ -12,29 +12,31 @@ from data.pathfinder.parameters import DIFFICULTIES
 PATHFINDER_SIZES = {"pathfinder32": 32, "pathfinder64": 64, "pathx": 128, "pathfinder256": 256}
 TASKS = ("listops", "text", "image", "retrieval", "pairs", *PATHFINDER_SIZES)
 
-FEW_TOKENS = 8  # among shorter formulas, there may be fewer different ones than are asked for
+FEW_TOKENS = 8  # shorter formulas may have fewer distinct ones than requested
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to prepare."""
+    """Request to prepare a task."""
 
     task: str
     """A name in TASKS."""
     source: Path | None = None
-    """Folder with the published files; None for the Hugging Face hub, or to generate."""
+    """Folder with the published files; None downloads from the Hugging Face hub, or generates."""
     examples: Mapping[str, int] | None = None
-    """Examples of "train", "val" and "test"; None for the benchmark's."""
+    """Number of examples of "train", "val" and "test"; None for the benchmark's numbers."""
     seed: int = 0
-    """Of what is generated, and of what is held out for validation."""
+    """Seed of the generated data and of the validation split."""
     contour_length: int = DIFFICULTIES["hard"]
-    """Of Pathfinder, see data/pathfinder/parameters.py; so too the next."""
+    """Pathfinder only, see data/pathfinder/parameters.py."""
     distractors_of: int | None = None
+    """Pathfinder only, see data/pathfinder/parameters.py."""
     shortest: int = SHORTEST
-    """Tokens of a generated formula of ListOps; so too the next."""
+    """Minimum tokens of a generated ListOps formula."""
     longest: int = LONGEST
+    """Maximum tokens of a generated ListOps formula."""
     n_threads: int | None = None
-    """Threads that generate or read images, all cores by default."""
+    """Threads that generate or read images; all cores by default."""
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
@@ -47,17 +49,19 @@ class Request:
             set(self.examples) != set(SPLITS) or min(self.examples.values()) < 1
         ):
             raise ValueError(
-                f"examples={dict(self.examples)} must say for each of {', '.join(SPLITS)} how many "
-                "there are, at least 1."
+                f"examples={dict(self.examples)} must give a number for each of "
+                f"{', '.join(SPLITS)}, at least 1."
             )
         contours = self.contour_length != DIFFICULTIES["hard"] or self.distractors_of is not None
         if contours and self.task not in PATHFINDER_SIZES:
-            raise ValueError(f"{self.task} has no contours: leave contour length and so on out.")
+            raise ValueError(
+                f"{self.task} has no contours: leave out contour_length and distractors_of."
+            )
         self._check_formulas()
         if self.source and self.distractors_of is not None:
             raise ValueError(
-                f"distractors_of={self.distractors_of} was not released: leave it out, or the "
-                "source."
+                f"distractors_of={self.distractors_of} was not released: leave out either this or "
+                "the source."
             )
 
     def _check_formulas(self) -> None:
@@ -65,24 +69,26 @@ class Request:
             return
         if self.task != "listops" or self.source:
             raise ValueError(
-                f"shortest={self.shortest} and longest={self.longest} are of formulas of ListOps "
-                "that are generated: leave them out."
+                f"shortest={self.shortest} and longest={self.longest} are for generated ListOps "
+                "formulas: leave them out."
             )
         if not 4 <= self.shortest <= self.longest <= LONGEST or self.longest < FEW_TOKENS:
             raise ValueError(
-                f"shortest={self.shortest} must be at least 4, an operation on two digits, and at "
-                f"most longest={self.longest}, which must lie in {FEW_TOKENS}..{LONGEST}."
+                f"shortest={self.shortest} must be at least 4 (an operation on two digits), and at "
+                f"most longest={self.longest}, which must be in {FEW_TOKENS}..{LONGEST}."
             )
 
     @property
     def name(self) -> str:
-        """Of the task's folder: with a suffix where it is not the benchmark's."""
+        """Name of the task's folder, with a suffix if it differs from the benchmark's."""
         if (self.shortest, self.longest) != (SHORTEST, LONGEST):
             return f"{self.task}-tokens{self.shortest}to{self.longest}"
         names = {length: name for name, length in DIFFICULTIES.items()}
-        length, of = self.contour_length, self.distractors_of
+        length, distractors = self.contour_length, self.distractors_of
         suffix = "" if names.get(length) == "hard" else f"-{names.get(length, f'length{length}')}"
-        return self.task + suffix + ("" if of in (None, length) else f"-distractors{of}")
+        if distractors not in (None, length):
+            suffix += f"-distractors{distractors}"
+        return self.task + suffix
 
 
 _NAME = re.compile(
@@ -92,7 +98,7 @@ _NAME = re.compile(
 
 
 def command_for(folder: Path) -> str:
-    """The command that prepares a folder of this name; TASK stands for a name that is no task."""
+    """Command that prepares a folder of this name; says TASK if the name is not of a task."""
     match = _NAME.fullmatch(folder.name)
     if match is None or match["task"] not in TASKS:
         words = ["TASK"]
@@ -100,6 +106,6 @@ def command_for(folder: Path) -> str:
         options = {name: value for name, value in match.groupdict().items() if value}
         words = [options.pop("task")]
         words += [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]
-        if words == ["retrieval"]:  # the only one that neither the hub has nor we generate
+        if words == ["retrieval"]:  # the only task that is neither on the hub nor generated
             words += ["--source FOLDER"]
     return " ".join(("python -m scripts.prepare_lra", *words, f"--out {folder.parent}"))

@@ -1,8 +1,8 @@
-"""Two documents an example: Retrieval of Long Range Arena, and pairs of halves made from reviews.
+"""Tasks with two documents per example: Long Range Arena's Retrieval, and pairs of review halves.
 
 Retrieval asks whether one paper cites the other (ACL Anthology Network, Radev et al. 2013).
-`make_pairs` is a task of its own for those who cannot fetch that: do the two texts come from one
-document? It has its own name, "pairs", and its numbers do not compare with Retrieval's.
+`make_pairs` is a separate task for users who cannot download that data: do both texts come from one
+document? It is called "pairs", and its scores are not comparable with Retrieval's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from data.lra.text import VOCAB_SIZE as VOCAB_SIZE
 from data.lra.text import Review, keyed_number, to_ids
 
 N_CLASSES = 2
-MAX_LENGTH = 4000  # bytes that are kept of each document
+MAX_LENGTH = 4000  # bytes of each document that are kept
 SPLIT_SIZES = {"train": 147_086, "val": 18_090, "test": 17_437}  # of the published files
 
 _FILES = {
@@ -27,12 +27,15 @@ _FIELDS = 5
 _CUT_BETWEEN = (0.4, 0.6)
 _GAP = 64  # bytes
 
-Example = tuple[int, list[np.ndarray]]  # label, and the token ids of two documents, uint16 (length)
+Example = tuple[int, list[np.ndarray]]  # label and token ids of two documents, uint16 (length,)
 
 
 def find_aan(source: Path | None) -> dict[str, Path]:
-    """The files of the three splits in a folder, or in its tsv_data; raises ValueError that says
-    where to get them."""
+    """Find the files of the three splits in a folder, or in its tsv_data.
+
+    Raises:
+        ValueError: A file is missing; the message says where to download it.
+    """
     for folder in () if source is None else (source, source / "tsv_data"):
         paths = {split: folder / name for split, name in _FILES.items()}
         if all(path.exists() for path in paths.values()):
@@ -41,18 +44,18 @@ def find_aan(source: Path | None) -> dict[str, Path]:
         f"source={source} must be a folder with {', '.join(_FILES.values())}. They are in "
         "lra_release.gz, and in data/aan of the dataset OpenNLPLab/lra on the Hugging Face hub "
         "(8.5, 1.1 and 1.0 GB): download them, for example with `hf download --repo-type dataset "
-        "OpenNLPLab/lra --include 'data/aan/new_aan_pairs.*' --local-dir FOLDER`, and give "
-        "FOLDER/data/aan. Or prepare `pairs`, a task of two documents that needs no such file."
+        "OpenNLPLab/lra --include 'data/aan/new_aan_pairs.*' --local-dir FOLDER`, and pass "
+        "FOLDER/data/aan. Or prepare `pairs`, a task with two documents that needs no such file."
     )
 
 
 def read_aan(path: Path, skipped: list[str]) -> Iterator[Example]:
     """Read one tsv file: label, two numbers, two texts; no header, no quotes, any bytes.
 
-    `skipped` gets the name of each line that is left out, because a text of it is empty.
+    A line with an empty text is left out, and its name is appended to `skipped`.
 
     Raises:
-        ValueError: A line is malformed; names file and line.
+        ValueError: A line is malformed; the message names file and line.
     """
     check_regular(path)
     with path.open("rb") as file:
@@ -62,7 +65,7 @@ def read_aan(path: Path, skipped: list[str]) -> Iterator[Example]:
             if len(fields) != _FIELDS:
                 raise ValueError(
                     f"{where} has {len(fields)} fields between tabs, but must have {_FIELDS} "
-                    "(label, two numbers, two texts); fetch the file again."
+                    "(label, two numbers, two texts); download the file again."
                 )
             documents = [to_ids(text, MAX_LENGTH) for text in fields[3:]]
             if all(len(document) for document in documents):
@@ -74,13 +77,14 @@ def read_aan(path: Path, skipped: list[str]) -> Iterator[Example]:
 def make_pairs(reviews: Sequence[Review], seed: int) -> list[tuple[int, bytes, bytes]]:
     """Make pairs of texts, half of them (label 1) from one document, half (label 0) from two.
 
-    Every document is cut in two near its middle, where some words are left out, and used once. A
-    pair of label 0 has halves of two documents that are neighbours by length, so that lengths tell
-    nothing about labels. Equal documents count once; the odd one out and those too short to cut
-    are not used. The seed, non-negative, decides cuts and labels, together with the texts.
+    Every document is cut in two near its middle, with some words dropped at the cut, and used once.
+    A pair with label 0 joins halves of two documents that are neighbours by length, so that lengths
+    carry no information about labels. Equal documents count once. Documents that are too short to
+    cut, and the last of an odd number, are not used. Cuts and labels depend on the non-negative
+    seed and the texts.
 
     Returns:
-        Label, start of one document, end of that one or another.
+        For each pair: label, start of one document, end of that document or of another.
     """
     texts = sorted({review.text for review in reviews}, key=lambda text: (len(text), text))
     neighbours = list(zip(texts[0::2], texts[1::2], strict=False))
@@ -88,9 +92,9 @@ def make_pairs(reviews: Sequence[Review], seed: int) -> list[tuple[int, bytes, b
     low, high = _CUT_BETWEEN
     pairs = []
     for i, (a, b) in enumerate(neighbours):
-        # both at the same share: else lengths that do not add up would tell two documents apart
-        share = low + (high - low) * keyed_number(seed, b + a) / 2**64
-        (start_a, end_a), (start_b, end_b) = _cut(a, share), _cut(b, share)
+        # Cut both at the same fraction: otherwise mismatched lengths would give label 0 away.
+        fraction = low + (high - low) * keyed_number(seed, b + a) / 2**64
+        (start_a, end_a), (start_b, end_b) = _cut(a, fraction), _cut(b, fraction)
         if not (start_a and end_a and start_b and end_b):
             continue
         if i % 2:
@@ -101,24 +105,24 @@ def make_pairs(reviews: Sequence[Review], seed: int) -> list[tuple[int, bytes, b
 
 
 def without(reviews: Sequence[Review], others: Sequence[Review]) -> list[Review]:
-    """The reviews whose text none of the others has."""
+    """Reviews whose text does not occur among the others."""
     texts = {review.text for review in others}
     return [review for review in reviews if review.text not in texts]
 
 
 def pair_examples(pairs: Sequence[tuple[int, bytes, bytes]]) -> Iterator[Example]:
-    """Yield label and token ids of each pair, cut to MAX_LENGTH."""
+    """Yield label and token ids of each pair, truncated to MAX_LENGTH."""
     for label, *texts in pairs:
         yield label, [to_ids(text, MAX_LENGTH) for text in texts]
 
 
-def _cut(text: bytes, share: float) -> tuple[bytes, bytes]:
-    """Cut between two words near a share of the text, and leave out some words there.
+def _cut(text: bytes, fraction: float) -> tuple[bytes, bytes]:
+    """Cut between two words near a fraction of the text, and drop some words at the cut.
 
-    Else the last letters before the cut and the first behind it would tell whether they belong
-    together. A part is empty where there is no such place.
+    Otherwise the last letters before the cut and the first ones after it would reveal whether they
+    belong together. If there is no such position, the second part is empty.
     """
-    first = text.find(b" ", int(share * len(text)))
+    first = text.find(b" ", int(fraction * len(text)))
     second = text.find(b" ", first + _GAP) if first >= 0 else -1
     return (text[:first].strip(), text[second:].strip()) if second >= 0 else (text, b"")
 

@@ -1,15 +1,15 @@
-"""Prepared tasks of Long Range Arena on disk: a folder with a manifest and NumPy files a split.
+"""Prepared tasks of Long Range Arena on disk: a folder with a manifest, and NumPy files per split.
 
     manifest.json               written last: a folder without it is not finished
     train.tokens.npy            kind "sequences": uint16, all sequences end to end, no padding
-    train.offsets.npy           int64 (n_sequences + 1), where each sequence starts and the end
-    train.labels.npy            uint8 (n_examples)
+    train.offsets.npy           int64 (n_sequences + 1,), start of each sequence, then the end
+    train.labels.npy            uint8 (n_examples,)
     train.images.npy            kind "images": uint8 (n_examples, height, width), and labels
     train.display_lists.npy     kind "display_lists": structured, see data/pathfinder
     val...., test....
 
-Token ids run from 1, 0 is left for padding. A task with two documents an example (Retrieval) holds
-documents 2i and 2i + 1 of example i one after the other.
+Token ids start at 1; 0 is reserved for padding. In a task with two documents per example
+(Retrieval), example i consists of documents 2i and 2i + 1.
 """
 
 import json
@@ -39,9 +39,9 @@ class ArrayInfo:
 
     shape: list[int]
     dtype: Any
-    """As numpy.lib.format.dtype_to_descr gives it, through JSON."""
+    """Value of numpy.lib.format.dtype_to_descr after conversion to JSON and back."""
     sha256: str
-    """Of the whole file."""
+    """SHA-256 of the whole file."""
 
     def __post_init__(self) -> None:
         sizes = self.shape if isinstance(self.shape, list) else [None]
@@ -54,11 +54,11 @@ class SplitInfo:
     """One split."""
 
     examples: int
-    """Labelled examples; a pair of documents is one."""
+    """Number of labelled examples; a pair of documents counts once."""
     arrays: dict[str, ArrayInfo]
-    """By name: "tokens" is the file {split}.tokens.npy."""
+    """Arrays by name: "tokens" is the file {split}.tokens.npy."""
     skipped: list[str] = field(default_factory=list)
-    """What of the source is broken and was left out, by name."""
+    """Names of broken items of the source that were left out."""
 
     def __post_init__(self) -> None:
         if type(self.examples) is not int or self.examples < 0:
@@ -67,26 +67,26 @@ class SplitInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The contents of manifest.json."""
+    """Contents of manifest.json."""
 
     format_version: int = FORMAT_VERSION
-    """Of the folder's layout."""
+    """Version of the folder's layout."""
     task: str
-    """Such as "listops"; the name of the folder."""
+    """Name of the task and of the folder, for example "listops"."""
     kind: str
     """"sequences", "images" or "display_lists"."""
     vocab_size: int
-    """Every token id, or grey level, is below this; of sequences 0 is padding."""
+    """Exclusive upper bound of token ids, or of grey levels. In sequences, 0 is padding."""
     n_classes: int
-    """Every label is below this."""
+    """Exclusive upper bound of labels."""
     max_length: int
-    """Tokens of the longest document there may be; height times width of images."""
+    """Maximum number of tokens of a document; height times width of images."""
     documents_per_example: int = 1
     """2 for Retrieval and pairs."""
     source: dict[str, Any]
-    """Where the data come from; of generated data the generator's parameters and seed."""
+    """Origin of the data; for generated data, the generator's parameters and seed."""
     splits: dict[str, SplitInfo] = field(default_factory=dict)
-    """By name: "train", "val" and "test"."""
+    """Splits by name: "train", "val" and "test"."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -101,7 +101,7 @@ class Manifest:
             raise ValueError(f"splits {sorted(unknown)} must be some of {', '.join(SPLITS)}.")
 
     def settings(self) -> dict[str, Any]:
-        """What decides the contents of the folder: all but the splits, as plain JSON values."""
+        """Settings that determine the folder's contents (all but the splits), as JSON values."""
         values = asdict(self)
         del values["splits"]
         return values
@@ -111,8 +111,8 @@ class Manifest:
         """Read manifest.json.
 
         Raises:
-            FileNotFoundError: The folder is missing or its preparation has not finished.
-            ValueError: The file is damaged or of another version.
+            FileNotFoundError: The folder is missing, or its preparation is not finished.
+            ValueError: The file is damaged or has another version.
         """
         path = folder / MANIFEST
         if not path.exists():
@@ -136,26 +136,26 @@ class Sequences:
 
     manifest: Manifest
     tokens: TokenFile
-    """uint16 (n_tokens), ids from 1, all sequences end to end; they stay on the disk."""
+    """uint16 (n_tokens,), ids from 1, all sequences end to end; they stay on disk."""
     offsets: np.ndarray
-    """int64 (n_sequences + 1): sequence i is tokens[offsets[i] : offsets[i + 1]]."""
+    """int64 (n_sequences + 1,): sequence i is tokens[offsets[i] : offsets[i + 1]]."""
     labels: np.ndarray
-    """uint8 (n_examples)."""
+    """uint8 (n_examples,)."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sequence, int64 (n_sequences)."""
+        """Number of tokens of each sequence, int64 (n_sequences,)."""
         return np.diff(self.offsets)
 
     def all_tokens(self) -> np.ndarray:
-        """Read the token ids of all sequences, uint16 (n_tokens)."""
+        """Read the token ids of all sequences, uint16 (n_tokens,)."""
         return self.tokens.read(0, len(self.tokens))
 
     def documents(self, example: int) -> list[np.ndarray]:
-        """Read the token ids of one example's documents, uint16 (length) each."""
+        """Read the token ids of one example's documents, uint16 (length,) each."""
         n = self.manifest.documents_per_example
         ends = self.offsets[example * n : (example + 1) * n + 1].tolist()
         return [self.tokens.read(a, b - a) for a, b in pairwise(ends)]
@@ -169,7 +169,7 @@ class Images:
     images: np.ndarray
     """uint8 (n_examples, height, width)."""
     labels: np.ndarray
-    """uint8 (n_examples)."""
+    """uint8 (n_examples,)."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -177,21 +177,21 @@ class Images:
 
 @dataclass(frozen=True)
 class DisplayLists:
-    """A split of Pathfinder images as what is drawn in them.
+    """A split of Pathfinder images, stored as lists of strokes.
 
-    data/pathfinder renders them; Pathfinder(**manifest.source["parameters"]) are its parameters.
+    data/pathfinder renders them, with parameters Pathfinder(**manifest.source["parameters"]).
     """
 
     manifest: Manifest
     display_lists: np.ndarray
-    """Structured (n_examples), of data.pathfinder's display_list_dtype."""
+    """Structured (n_examples,), with data.pathfinder's display_list_dtype."""
 
     def __len__(self) -> int:
         return len(self.display_lists)
 
     @property
     def labels(self) -> np.ndarray:
-        """uint8 (n_examples), a strided view."""
+        """Labels, uint8 (n_examples,), a strided view."""
         return self.display_lists["label"]
 
 
@@ -199,17 +199,17 @@ KINDS = {"sequences": Sequences, "images": Images, "display_lists": DisplayLists
 
 
 def array_names(kind: str) -> list[str]:
-    """The arrays that a split of this kind has."""
+    """Names of the arrays that a split of this kind has."""
     return [field.name for field in fields(KINDS[kind]) if field.name != "manifest"]
 
 
 def array_path(folder: Path, split: str, name: str) -> Path:
-    """Where an array of a split lies."""
+    """Path of the file of a split's array."""
     return folder / f"{split}.{name}.npy"
 
 
 def array_info(path: Path) -> ArrayInfo:
-    """Describe a .npy file for the manifest; reads all of it."""
+    """Describe a .npy file for the manifest; reads the whole file."""
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     return ArrayInfo(shape=list(array.shape), dtype=_descr(array.dtype), sha256=sha256_of(path))
 
@@ -217,11 +217,11 @@ def array_info(path: Path) -> ArrayInfo:
 def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLists:
     """Open one split of a prepared task.
 
-    Tokens stay on the disk; other arrays are read into memory, and are read-only.
+    Tokens stay on disk. Other arrays are read into memory and are read-only.
 
     Raises:
         FileNotFoundError: The folder, its manifest or an array is missing.
-        ValueError: The split is unknown, or an array is not what the manifest says.
+        ValueError: The split is unknown, or an array does not match the manifest.
     """
     folder = Path(folder)
     manifest = Manifest.load(folder)
@@ -238,37 +238,37 @@ def open_split(folder: str | Path, split: str) -> Sequences | Images | DisplayLi
         )
         for name, array in info.arrays.items()
     }
-    opened = KINDS[manifest.kind](manifest, **arrays)
-    for name, misfit in _misfits(opened, info.examples):
-        raise damaged(array_path(folder, split, name), misfit, REMEDY)
-    return opened
+    examples = KINDS[manifest.kind](manifest, **arrays)
+    for name, problem in _inconsistencies(examples, info.examples):
+        raise damaged(array_path(folder, split, name), problem, REMEDY)
+    return examples
 
 
 def verify_split(folder: Path, split: str) -> None:
-    """Compare the sha256 of the files of a split, but for those known to be right (ValueError)."""
-    known = Verified(folder)
+    """Verify the sha256 of a split's files, except those already verified (ValueError)."""
+    verified = Verified(folder)
     for name, array in Manifest.load(folder).splits[split].arrays.items():
         path = array_path(folder, split, name)
-        known.once([path], array.sha256, partial(_verify_array, path, array))
+        verified.once([path], array.sha256, partial(_verify_array, path, array))
 
 
 def _verify_array(path: Path, array: ArrayInfo) -> None:
-    found = sha256_of(path)
-    if found != array.sha256:
+    actual = sha256_of(path)
+    if actual != array.sha256:
         expected = f"but the manifest says {array.sha256}; the file is damaged"
-        raise damaged(path, f"has sha256={found}, {expected}", REMEDY)
+        raise damaged(path, f"has sha256={actual}, {expected}", REMEDY)
 
 
 def _descr(dtype: np.dtype) -> Any:
-    """A dtype as it looks after a way through JSON, where tuples become lists."""
+    """Description of a dtype after conversion to JSON and back, which turns tuples into lists."""
     return json.loads(json.dumps(np.lib.format.dtype_to_descr(dtype)))
 
 
 def _map_array(path: Path, info: ArrayInfo) -> np.memmap:
-    """Map a .npy file, which must be what the manifest says; nothing of the array is read.
+    """Memory-map a .npy file and check it against the manifest, without reading the array.
 
-    The map tells where the array is. Its content is to be read from the file instead: a file that
-    is cut while it is mapped ends the process by SIGBUS.
+    Use the map only for the array's offset, shape and dtype. Read the content from the file: if a
+    mapped file is truncated, SIGBUS ends the process.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; {REMEDY}.")
@@ -278,13 +278,13 @@ def _map_array(path: Path, info: ArrayInfo) -> np.memmap:
         check_npy(path)
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        must = f"it has {size} bytes, but the manifest says shape {shape} of {info.dtype}"
-        problem = f"is torn or no NumPy file ({error}): {must}"
+        expected = f"it has {size} bytes, but the manifest says shape {shape} of {info.dtype}"
+        problem = f"is torn or not a NumPy file ({error}): {expected}"
         raise damaged(path, problem, "copy or prepare it again") from error
     dtype = _descr(mapped.dtype)
     if (mapped.shape, dtype) != (shape, info.dtype):
-        must = f"but the manifest says {shape} of {info.dtype}; it is of another preparation"
-        problem = f"has shape {mapped.shape} of {dtype}, {must}"
+        expected = f"but the manifest says {shape} of {info.dtype}; it is from another preparation"
+        problem = f"has shape {mapped.shape} of {dtype}, {expected}"
         raise damaged(path, problem, "copy or prepare it again")
     return mapped
 
@@ -292,7 +292,7 @@ def _map_array(path: Path, info: ArrayInfo) -> np.memmap:
 def _open_tokens(path: Path, info: ArrayInfo) -> TokenFile:
     mapped = _map_array(path, info)
     if mapped.dtype != np.uint16:
-        raise ValueError(f"{path} holds {mapped.dtype}, and must hold uint16; prepare it again.")
+        raise ValueError(f"{path} holds {mapped.dtype}, but must hold uint16; prepare it again.")
     return TokenFile(
         path, tokens=mapped.size, dtype=mapped.dtype, sha256=info.sha256, offset=mapped.offset
     )
@@ -304,29 +304,31 @@ def _read_array(path: Path, info: ArrayInfo) -> np.ndarray:
     if content.size != mapped.size:
         raise damaged(path, "was changed while it was read", "copy it again")
     content = content.reshape(shape, order="C" if mapped.flags.c_contiguous else "F")
-    content.flags.writeable = False  # views of it are given away
+    content.flags.writeable = False  # callers get views of it
     return content
 
 
-def _misfits(opened: Sequences | Images | DisplayLists, examples: int) -> Iterator[tuple[str, str]]:
-    """Where the arrays, each as the manifest says, do not fit together: names and complaints."""
-    manifest = opened.manifest
-    if len(opened) != examples:
-        yield "labels", f"has {len(opened)} labels, but the manifest says {examples} examples"
-    if len(opened) and opened.labels.max() >= manifest.n_classes:
-        most = opened.labels.max()
-        yield "labels", f"holds label {most}, which must be below n_classes={manifest.n_classes}"
-    if isinstance(opened, Images) and len(opened.images) != examples:
-        yield "images", f"has {len(opened.images)} images for {examples} labels"
-    if isinstance(opened, Sequences):
-        offsets, n_tokens, longest = opened.offsets, len(opened.tokens), manifest.max_length
-        n = examples * manifest.documents_per_example
+def _inconsistencies(
+    split: Sequences | Images | DisplayLists, n_examples: int
+) -> Iterator[tuple[str, str]]:
+    """Find arrays that contradict each other; yields the name of each and its problem."""
+    manifest = split.manifest
+    if len(split) != n_examples:
+        yield "labels", f"has {len(split)} labels, but the manifest says {n_examples} examples"
+    if len(split) and split.labels.max() >= manifest.n_classes:
+        largest = split.labels.max()
+        yield "labels", f"holds label {largest}, which must be below n_classes={manifest.n_classes}"
+    if isinstance(split, Images) and len(split.images) != n_examples:
+        yield "images", f"has {len(split.images)} images for {n_examples} labels"
+    if isinstance(split, Sequences):
+        offsets, n_tokens, longest = split.offsets, len(split.tokens), manifest.max_length
+        n = n_examples * manifest.documents_per_example
         if len(offsets) != n + 1:
             yield "offsets", f"has {len(offsets)} offsets, but {n} sequences need {n + 1}"
         if offsets[0] != 0 or offsets[-1] != n_tokens:
             ends = f"from {offsets[0]} to {offsets[-1]}"
-            yield "offsets", f"runs {ends}, but must run from 0 to the {n_tokens} tokens"
-        lengths = opened.lengths
+            yield "offsets", f"ranges {ends}, but must range from 0 to the {n_tokens} tokens"
+        lengths = split.lengths
         if n and not (lengths.min() >= 1 and lengths.max() <= longest):
-            held = f"{lengths.min()} to {lengths.max()} tokens"
-            yield "offsets", f"has sequences of {held}, but must have 1 to max_length={longest}"
+            actual = f"{lengths.min()} to {lengths.max()} tokens"
+            yield "offsets", f"has sequences of {actual}, but must have 1 to max_length={longest}"

@@ -1,4 +1,4 @@
-"""Preparing the tasks of Long Range Arena by name: from where each is read or generated."""
+"""Prepare the tasks of Long Range Arena by name, from published files or generated data."""
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,15 +20,15 @@ from data.pathfinder.parameters import Pathfinder, display_list_dtype
 
 CHUNK = 1000  # generated Pathfinder images between two saves
 PATHFINDER_SPLIT_SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
-"""Of 200,000 images: 80, 10 and 10 %."""
+"""80, 10 and 10 % of 200,000 images."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Told the split, how many of its examples are done, and about how many there will be."""
+"""Callback with the split, its examples done so far, and their approximate total."""
 
 Plan = tuple[Manifest, Callable[[TaskWriter, OnProgress], None]]
-"""What a task's manifest says, and what writes all splits."""
+"""Manifest of a task, and the function that writes all splits."""
 
-_TELL_EVERY = 1000
+_REPORT_EVERY = 1000
 _T = TypeVar("_T")
 
 
@@ -38,13 +38,13 @@ class Prepared(NamedTuple):
     folder: Path
     manifest: Manifest
     finished_before: bool
-    """Whether there was nothing left to do."""
+    """Whether the task was already prepared."""
 
 
 def prepare(
     request: Request, out: Path, on_progress: OnProgress = lambda split, done, total: None
 ) -> Prepared:
-    """Prepare a task in out/NAME; goes on where a preparation of an equal request was stopped.
+    """Prepare a task in out/NAME; resumes an interrupted preparation of an equal request.
 
     Raises:
         ValueError: The request cannot be met, or the folder holds something else.
@@ -72,13 +72,13 @@ def _listops(request: Request) -> Plan:
         else:
             paths = listops.find_tsv(request.source)
             formulas = {
-                split: _asked_for(listops.read_tsv(path), request, split)
+                split: _take_requested(listops.read_tsv(path), request, split)
                 for split, path in paths.items()
             }
-        for split, some in formulas.items():
-            examples = ((value, [tokens[: listops.MAX_LENGTH]]) for tokens, value in some)
-            told = _counted(examples, split, sizes[split], on_progress)
-            writer.write_sequences(split, told)
+        for split, pairs in formulas.items():
+            examples = ((value, [tokens[: listops.MAX_LENGTH]]) for tokens, value in pairs)
+            counted = _counted(examples, split, sizes[split], on_progress)
+            writer.write_sequences(split, counted)
 
     return _manifest(request, listops, origin), write
 
@@ -86,7 +86,7 @@ def _listops(request: Request) -> Plan:
 def _generated_formulas(
     request: Request, sizes: Mapping[str, int], on_progress: OnProgress
 ) -> dict[str, Iterator[listops.Formula]]:
-    # numba takes a second to import, and only generating needs it
+    # importing numba takes a second, and only the generator needs it
     from data.lra.listops_generator import generate
 
     numbers = _example_numbers(listops.SPLIT_SIZES, sizes)
@@ -95,8 +95,8 @@ def _generated_formulas(
         request.seed, request.n_threads, shortest=request.shortest, longest=request.longest
     )
     series = islice(endless, n_formulas)
-    made = list(_counted(series, "formulas", n_formulas, on_progress))
-    return {split: (made[i] for r in ranges for i in r) for split, ranges in numbers.items()}
+    formulas = list(_counted(series, "formulas", n_formulas, on_progress))
+    return {split: (formulas[i] for r in ranges for i in r) for split, ranges in numbers.items()}
 
 
 def _text(request: Request) -> Plan:
@@ -137,9 +137,9 @@ def _retrieval(request: Request) -> Plan:
         sizes = request.examples or retrieval.SPLIT_SIZES
         for split, path in paths.items():
             skipped: list[str] = []
-            examples = _asked_for(retrieval.read_aan(path, skipped), request, split)
-            told = _counted(examples, split, sizes[split], on_progress)
-            writer.write_sequences(split, told, skipped)
+            examples = _take_requested(retrieval.read_aan(path, skipped), request, split)
+            counted = _counted(examples, split, sizes[split], on_progress)
+            writer.write_sequences(split, counted, skipped)
 
     return _manifest(request, retrieval, origin, documents_per_example=2), write
 
@@ -157,8 +157,8 @@ def _pairs(request: Request) -> Plan:
         n_val = n_train // 10
         sizes = {"train": n_train - n_val, "val": n_val, "test": n_test}
         for split, reviews in text.split_reviews(imdb, sizes, request.seed).items():
-            made = retrieval.make_pairs(reviews, request.seed)
-            pairs = list(_asked_for(made, request, split))
+            all_pairs = retrieval.make_pairs(reviews, request.seed)
+            pairs = list(_take_requested(all_pairs, request, split))
             examples = _counted(retrieval.pair_examples(pairs), split, len(pairs), on_progress)
             writer.write_sequences(split, examples)
 
@@ -188,16 +188,16 @@ def _pathfinder(request: Request) -> Plan:
         if request.source is None:
             for split, ranges in _example_numbers(PATHFINDER_SPLIT_SIZES, sizes).items():
                 blocks = _generated_images(request, parameters, ranges, writer.chunks)
-                told = _counted(blocks, split, sizes[split], on_progress, len)
-                writer.write_display_lists(split, told)
+                counted = _counted(blocks, split, sizes[split], on_progress, len)
+                writer.write_display_lists(split, counted)
             return
         folder = release.find_release(request.source, size, request.contour_length)
-        for split, listed in release.split_images(release.read_metadata(folder)).items():
-            images = list(_asked_for(listed, request, split))
+        for split, released in release.split_images(release.read_metadata(folder)).items():
+            images = list(_take_requested(released, request, split))
             skipped: list[str] = []
             blocks = release.read_images(images, size, skipped, request.n_threads)
-            told = _counted(blocks, split, len(images), on_progress, lambda block: len(block[1]))
-            writer.write_images(split, told, skipped)
+            counted = _counted(blocks, split, len(images), on_progress, lambda block: len(block[1]))
+            writer.write_images(split, counted, skipped)
 
     return manifest, write
 
@@ -205,7 +205,7 @@ def _pathfinder(request: Request) -> Plan:
 def _generated_images(
     request: Request, parameters: Pathfinder, ranges: Iterable[range], chunks: Path
 ) -> Iterator[np.ndarray]:
-    """Yield display lists chunk by chunk; chunks that an earlier run finished are read."""
+    """Yield display lists chunk by chunk; chunks finished by an earlier run are read from disk."""
     expected = display_list_dtype(parameters)
     for numbers in ranges:
         for first in range(numbers.start, numbers.stop, CHUNK):
@@ -215,7 +215,7 @@ def _generated_images(
                 block = np.load(path, allow_pickle=False)
                 if block.dtype != expected or len(block) != n:
                     raise ValueError(
-                        f"{path} has {len(block)} of {block.dtype}, but must have {n} of "
+                        f"{path} has {len(block)} rows of {block.dtype}, but must have {n} of "
                         f"{expected}; delete {chunks}."
                     )
             else:
@@ -238,7 +238,7 @@ _PLANS: dict[str, Callable[[Request], Plan]] = {
 
 
 def _origin(request: Request, dataset: str, hub_name: str | None = None) -> dict[str, Any]:
-    """What the manifest says of data that are read."""
+    """Build the manifest's `source` for data that is read instead of generated."""
     return {
         "dataset": dataset,
         "from": hub_name if request.source is None else str(request.source),
@@ -253,7 +253,7 @@ def _manifest(
     kind: str = "sequences",
     documents_per_example: int = 1,
 ) -> Manifest:
-    """The manifest of a task whose constants stand in a module."""
+    """Build the manifest of a task from the constants of its module."""
     return Manifest(
         task=request.name,
         kind=kind,
@@ -268,37 +268,42 @@ def _manifest(
 def _example_numbers(
     benchmark: Mapping[str, int], sizes: Mapping[str, int]
 ) -> dict[str, list[range]]:
-    """Which numbers of an endless series each split takes.
+    """Assign the numbers of an endless series to splits.
 
-    The benchmark's splits take the first numbers, train before val before test. Where more
-    training examples are asked for they follow after those of test: whatever the size, val and
-    test do not change, and no example is in two splits.
+    The benchmark's splits take the first numbers: train, then val, then test. Additional training
+    examples follow after test. For any size, val and test therefore stay the same, and no example
+    is in two splits.
 
     Raises:
-        ValueError: val or test are to be larger than the benchmark's.
+        ValueError: The requested val or test is larger than the benchmark's.
     """
     numbers, first, total = {}, 0, sum(benchmark.values())
-    for split, there in benchmark.items():
-        wanted = sizes[split]
-        numbers[split] = [range(first, first + min(wanted, there))]
-        if wanted > there:
+    for split, n_benchmark in benchmark.items():
+        n_requested = sizes[split]
+        numbers[split] = [range(first, first + min(n_requested, n_benchmark))]
+        if n_requested > n_benchmark:
             if split != "train":
-                raise ValueError(f"examples: {split} cannot have {wanted:,}, at most {there:,}.")
-            numbers[split].append(range(total, total + wanted - there))
-        first += there
+                raise ValueError(
+                    f"examples: {split}={n_requested:,} must be at most {n_benchmark:,}."
+                )
+            numbers[split].append(range(total, total + n_requested - n_benchmark))
+        first += n_benchmark
     return numbers
 
 
-def _asked_for(items: Iterable[_T], request: Request, split: str) -> Iterator[_T]:
-    """Yield the first of a split's examples, as many as are requested, or all; raises ValueError
-    where there are fewer."""
-    wanted = request.examples[split] if request.examples else None
-    found = 0
-    for item in islice(items, wanted):
-        found += 1
+def _take_requested(items: Iterable[_T], request: Request, split: str) -> Iterator[_T]:
+    """Yield the requested number of a split's examples, or all if no number is requested.
+
+    Raises:
+        ValueError: There are fewer examples than requested.
+    """
+    n_requested = request.examples[split] if request.examples else None
+    n_yielded = 0
+    for item in islice(items, n_requested):
+        n_yielded += 1
         yield item
-    if wanted is not None and found < wanted:
-        raise ValueError(f"examples: {split} cannot have {wanted:,}, there are {found:,}.")
+    if n_requested is not None and n_yielded < n_requested:
+        raise ValueError(f"examples: {split}={n_requested:,} must be at most {n_yielded:,}.")
 
 
 def _counted(
@@ -308,12 +313,12 @@ def _counted(
     on_progress: OnProgress,
     size: Callable[[_T], int] = lambda item: 1,
 ) -> Iterator[_T]:
-    """Pass examples on, or blocks of `size` examples, and tell how many there were so far."""
+    """Yield examples, or blocks of `size` examples, and report progress."""
     done = 0
     on_progress(split, 0, total)
     for item in items:
         yield item
         done += size(item)
-        if size(item) > 1 or done % _TELL_EVERY == 0:
+        if size(item) > 1 or done % _REPORT_EVERY == 0:
             on_progress(split, done, total)
     on_progress(split, done, max(done, 1))

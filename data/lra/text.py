@@ -1,7 +1,7 @@
-"""Text of Long Range Arena: is an IMDB review, read byte by byte, good or bad (Maas et al. 2011).
+"""Text task of Long Range Arena: rate IMDB reviews as good or bad by bytes (Maas et al. 2011).
 
-The benchmark validates on the test set. Here validation is a part of the training set instead, so
-the numbers on the test set are of a model that was not chosen by it, and that saw a tenth less.
+The benchmark validates on the test set. Here, validation uses a tenth of the training set instead.
+The model is therefore not selected on the test set, and trains on a tenth less data.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from data.text.readers import file_format, opened
 HUB_NAME = "stanfordnlp/imdb"
 VOCAB_SIZE = 257  # a byte b has token id b + 1
 N_CLASSES = 2
-MAX_LENGTH = 4096  # bytes that are kept of a review; 3 % are longer
+MAX_LENGTH = 4096  # bytes of a review that are kept; 3 % of the reviews are longer
 SPLIT_SIZES = {"train": 22_500, "val": 2_500, "test": 25_000}
 
 _CLASSES = ("neg", "pos")
@@ -28,13 +28,13 @@ class Review(NamedTuple):
     """One labelled document."""
 
     label: int
-    """0 bad, 1 good."""
+    """0: bad, 1: good."""
     text: bytes
-    """UTF-8."""
+    """Text in UTF-8."""
 
 
 def read_imdb(source: Path | None = None) -> dict[str, list[Review]]:
-    """Read the reviews, "train" and "test" as they are published.
+    """Read the published "train" and "test" reviews.
 
     Args:
         source: A folder, either as in aclImdb_v1.tar.gz ({train,test}/{neg,pos}/*.txt) or with one
@@ -42,7 +42,8 @@ def read_imdb(source: Path | None = None) -> dict[str, list[Review]]:
             `text` and `label`. None for stanfordnlp/imdb from the Hugging Face hub.
 
     Raises:
-        ValueError: The folder holds neither, or a record is malformed; names file and line.
+        ValueError: The folder holds neither, or a record is malformed; the message names file and
+            line.
     """
     if source is None:
         remedy = "check the network, or pass --source FOLDER with its published files"
@@ -64,25 +65,24 @@ def read_imdb(source: Path | None = None) -> dict[str, list[Review]]:
 def split_reviews(
     imdb: Mapping[str, Sequence[Review]], sizes: Mapping[str, int], seed: int = 0
 ) -> dict[str, list[Review]]:
-    """Hold out the validation split and put all splits in an order of no meaning.
+    """Hold out the validation split and shuffle all splits.
 
-    Order and split are by a hash of the text with the seed as its key, so that they do not depend
-    on where the reviews were read from, and equal texts of the training set are never on both
-    sides.
+    Order and split follow a hash of the text, keyed by the seed. They therefore do not depend on
+    the source of the reviews, and equal training texts are never in both train and val.
 
     Raises:
-        ValueError: There are not that many reviews.
+        ValueError: A split has fewer reviews than requested.
     """
     train, test = (
         sorted(imdb[split], key=lambda review: keyed_number(seed, review.text))
         for split in ("train", "test")
     )
     held_out = sizes["val"]
-    for split, there in (("train", len(train) - held_out), ("test", len(test))):
-        if sizes[split] > there:
+    for split, available in (("train", len(train) - held_out), ("test", len(test))):
+        if sizes[split] > available:
             raise ValueError(
-                f"examples: {split} cannot have {sizes[split]:,}, there are {max(there, 0):,}"
-                + (f" beside {held_out:,} for val." if split == "train" else ".")
+                f"examples: {split}={sizes[split]:,} must be at most {max(available, 0):,}"
+                + (f", as val takes {held_out:,}." if split == "train" else ".")
             )
     return {
         "train": train[held_out : held_out + sizes["train"]],
@@ -92,18 +92,18 @@ def split_reviews(
 
 
 def examples(reviews: Sequence[Review]) -> Iterator[tuple[int, list[np.ndarray]]]:
-    """Yield label and token ids of each review, cut to MAX_LENGTH."""
+    """Yield label and token ids of each review, truncated to MAX_LENGTH."""
     for review in reviews:
         yield review.label, [to_ids(review.text, MAX_LENGTH)]
 
 
 def to_ids(text: bytes, max_length: int) -> np.ndarray:
-    """Token ids of the first bytes, uint16 (length), length at most max_length."""
+    """Token ids of the first bytes, uint16 (length,), length at most max_length."""
     return np.frombuffer(text[:max_length], np.uint8).astype(np.uint16) + np.uint16(1)
 
 
 def keyed_number(seed: int, text: bytes) -> int:
-    """A number in [0, 2^64) that looks random and that only seed and text decide."""
+    """Pseudorandom number in [0, 2^64), a pure function of seed and text."""
     digest = hashlib.blake2b(text, key=seed.to_bytes(8, "little"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -120,15 +120,15 @@ def _read_folder(folder: Path) -> Iterator[Review]:
 
 def _only_file(source: Path, split: str) -> Path:
     paths = [path for path in list_folder(source) if file_format(path) == "jsonl"]
-    found = [path for path in paths if path.match(f"*{split}*.jsonl*")]
-    if len(found) != 1:
-        names = ", ".join(sorted(path.name for path in found)) or "none"
+    matches = [path for path in paths if path.match(f"*{split}*.jsonl*")]
+    if len(matches) != 1:
+        names = ", ".join(sorted(path.name for path in matches)) or "none"
         raise ValueError(
             f"source={source} must hold one *{split}*.jsonl (or .jsonl.xz, .jsonl.gz) of IMDB, or "
-            f"{split}/neg and {split}/pos, but has {names}; leave the source out to fetch "
-            f"{HUB_NAME} from the Hugging Face hub."
+            f"{split}/neg and {split}/pos, but has {names}; leave it out to download {HUB_NAME} "
+            "from the Hugging Face hub."
         )
-    return found[0]
+    return matches[0]
 
 
 def _read_jsonl(path: Path) -> Iterator[Review]:
@@ -138,7 +138,7 @@ def _read_jsonl(path: Path) -> Iterator[Review]:
             try:
                 row = parse_json(line)
             except ValueError as error:
-                raise ValueError(f"{where} is no JSON ({error}); repair it.") from error
+                raise ValueError(f"{where} is not JSON ({error}); repair it.") from error
             yield _review(row, where)
 
 

@@ -1,4 +1,4 @@
-"""Writing a prepared task: one process a folder, whole files only, the manifest last."""
+"""Writer of prepared tasks: one process per folder, complete files only, the manifest last."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,21 +24,21 @@ from data.lra.store import MANIFEST, Manifest, SplitInfo, array_info, array_name
 from data.text.shards import PROGRESS
 
 CHUNKS = "chunks"
-"""Folder for finished pieces of a generated task, deleted with the end of the preparation."""
+"""Folder for finished chunks of a generated task, deleted at the end of the preparation."""
 
 Append = Callable[[np.ndarray], None]
-"""Writes (n, *shape) more rows to a file; raises ValueError where their shape is another, or their
-dtype could lose something."""
+"""Function that appends (n, *shape) rows to a file; raises ValueError if the shape differs or the
+dtype cannot be cast safely."""
 
 
 @contextmanager
 def preparing(folder: Path, manifest: Manifest) -> Iterator["TaskWriter"]:
-    """Hold a task's folder, made where missing, while its files are written.
+    """Lock a task's folder, which is created if missing, while its files are written.
 
-    One that a killed preparation of these settings left is gone on with.
+    A killed preparation with the same settings is resumed.
 
     Raises:
-        ValueError: The folder is another process's, or holds something else.
+        ValueError: Another process holds the folder, or it holds something else.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder):
@@ -46,22 +46,22 @@ def preparing(folder: Path, manifest: Manifest) -> Iterator["TaskWriter"]:
 
 
 class TaskWriter:
-    """The splits of one task as they are written; made by `preparing`."""
+    """Writer of the splits of one task; created by `preparing`."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
         self.finished = (folder / MANIFEST).exists()
-        """Whether it was prepared before, with equal settings: there is nothing to do."""
+        """Whether the task was already prepared with equal settings."""
         settings = manifest.settings()
         if self.finished:
             self.manifest = Manifest.load(folder)
             check_settings(folder, self.manifest.settings(), settings)
         elif (folder / PROGRESS).exists():
             check_settings(folder, load_json(folder / PROGRESS), settings)
-        elif found := sorted(path.name for path in folder.iterdir()):
+        elif names := sorted(path.name for path in folder.iterdir()):
             raise ValueError(
-                f"{folder} holds files of something else ({', '.join(found[:5])}); choose another "
+                f"{folder} holds files of something else ({', '.join(names[:5])}); choose another "
                 "--out folder or delete this one."
             )
         else:
@@ -70,7 +70,7 @@ class TaskWriter:
 
     @property
     def chunks(self) -> Path:
-        """A folder for finished pieces, which stays until the preparation is finished."""
+        """Folder for finished chunks; it exists until the preparation is finished."""
         path = self.folder / CHUNKS
         path.mkdir(exist_ok=True)
         remove_unfinished_files(path)
@@ -82,12 +82,14 @@ class TaskWriter:
         examples: Iterable[tuple[int, Sequence[np.ndarray]]],
         skipped: Sequence[str] = (),
     ) -> None:
-        """Write a split of kind "sequences" from label and documents, token ids from 1, of each.
+        """Write a split of kind "sequences".
 
-        `skipped`, what had to be left out, is for the manifest, and read after the examples.
+        Args:
+            examples: Label and documents of each; token ids start at 1.
+            skipped: Names of the items left out, for the manifest; read after the examples.
 
         Raises:
-            ValueError: An example has another number of documents than the manifest says, or a
+            ValueError: The number of documents of an example differs from the manifest, or a
                 document is empty or too long.
         """
         n, longest = self.manifest.documents_per_example, self.manifest.max_length
@@ -118,16 +120,16 @@ class TaskWriter:
         """Write a split of kind "images" from blocks of images uint8 (n, height, width) and labels.
 
         Raises:
-            ValueError: There is no image, or images have different sizes.
+            ValueError: There are no images, or they have different sizes.
         """
         labels: list[int] = []
 
         def images() -> Iterator[np.ndarray]:
-            for pixels, of_block in blocks:
-                labels.extend(np.asarray(of_block).tolist())
+            for pixels, block_labels in blocks:
+                labels.extend(np.asarray(block_labels).tolist())
                 yield pixels
 
-        self._write_blocks(split, "images", images(), "image; look at its source", np.uint8)
+        self._write_blocks(split, "images", images(), "image; check its source", np.uint8)
         self._write_labels(split, labels)
         self._add(split, skipped)
 
@@ -135,13 +137,13 @@ class TaskWriter:
         """Write a split of kind "display_lists" from blocks of one structured dtype.
 
         Raises:
-            ValueError: There is no display list.
+            ValueError: There are no display lists.
         """
-        self._write_blocks(split, "display_lists", blocks, "display list; ask for some")
+        self._write_blocks(split, "display_lists", blocks, "display list; request at least one")
         self._add(split)
 
     def finish(self) -> Manifest:
-        """Write the manifest, which makes the folder readable, and delete what led to it."""
+        """Write the manifest, which makes the folder readable, and delete the temporary files."""
         write_atomically(self.folder / MANIFEST, to_json(sealed(asdict(self.manifest))))
         (self.folder / PROGRESS).unlink()
         shutil.rmtree(self.folder / CHUNKS, ignore_errors=True)
@@ -155,8 +157,10 @@ class TaskWriter:
         missing: str,
         dtype: npt.DTypeLike | None = None,
     ) -> None:
-        """Write blocks end to end, in the first one's dtype unless told; ValueError that says what
-        is missing where there is none."""
+        """Write blocks end to end, by default in the dtype of the first one.
+
+        If there is no block, raises a ValueError that names `missing`.
+        """
         blocks = iter(blocks)
         if (first := next(blocks, None)) is None:
             raise ValueError(f"{self.folder}: split {split} has no {missing}.")
@@ -169,8 +173,8 @@ class TaskWriter:
         n_classes = self.manifest.n_classes
         if array.size and (array.min() < 0 or array.max() >= n_classes):
             raise ValueError(
-                f"{self.folder}: labels of {split} run from {array.min()} to {array.max()}, but "
-                f"must lie in [0, n_classes={n_classes})."
+                f"{self.folder}: labels of {split} range from {array.min()} to {array.max()}, but "
+                f"must be in [0, n_classes={n_classes})."
             )
         with self._growing(split, "labels", np.uint8) as append:
             append(array.astype(np.uint8))
@@ -183,14 +187,14 @@ class TaskWriter:
     def _add(self, split: str, skipped: Sequence[str] = ()) -> None:
         names = array_names(self.manifest.kind)
         arrays = {name: array_info(array_path(self.folder, split, name)) for name in names}
-        n_examples = arrays[names[-1]].shape[0]  # of the labels, or of what holds them
+        n_examples = arrays[names[-1]].shape[0]  # the last array is the labels, or contains them
         info = SplitInfo(examples=n_examples, arrays=arrays, skipped=list(skipped))
         self.manifest = replace(self.manifest, splits={**self.manifest.splits, split: info})
 
 
 @contextmanager
 def growing_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] = ()) -> Iterator[Append]:
-    """A .npy file of rows of `shape` that grows, and appears under its name when it is whole."""
+    """Write a .npy file row by row; it appears under its name once it is complete."""
     temporary = path.with_name(f"{path.name}.unfinished")
     n = 0
 
@@ -215,7 +219,7 @@ def growing_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] = ()) -> I
             header_bytes = write_header()
             yield append
             file.seek(0)
-            # NumPy leaves room in a header for its first axis to grow
+            # NumPy pads the header so that the first axis can grow
             assert write_header() == header_bytes
         temporary.replace(path)
     finally:

@@ -103,12 +103,12 @@ def test_shorter_formulas_are_a_set_of_their_own(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "text", "longest": 99}, r"longest=99 are of formulas of ListOps"),
-        ({"source": Path("x"), "shortest": 9}, r"shortest=9 .* that are generated"),
+        ({"task": "text", "longest": 99}, r"longest=99 are for generated ListOps"),
+        ({"source": Path("x"), "shortest": 9}, r"shortest=9 .* are for generated"),
         ({"shortest": 3}, r"shortest=3 must be at least 4"),
         ({"shortest": 40, "longest": 32}, r"shortest=40 must be .* at most longest=32"),
-        ({"shortest": 4, "longest": 7}, r"longest=7, which must lie in 8..1999"),
-        ({"longest": 2000}, r"longest=2000, which must lie in 8..1999"),
+        ({"shortest": 4, "longest": 7}, r"longest=7, which must be in 8..1999"),
+        ({"longest": 2000}, r"longest=2000, which must be in 8..1999"),
     ],
 )
 def test_impossible_lengths_are_refused(changes, message):

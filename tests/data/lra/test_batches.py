@@ -1,4 +1,4 @@
-"""Batches of prepared tasks: each example as it is stored, whatever stands beside it."""
+"""Batches of prepared tasks: each example as it is stored, whatever else is in the batch."""
 
 from pathlib import Path
 
@@ -162,9 +162,9 @@ def test_changes_move_what_was_turned(contours: Path) -> None:
 
 
 def test_images_are_not_moved_out_of_themselves(contours: Path) -> None:
-    with pytest.raises(ValueError, match=r"data.shift=32 pixels moves images of 32 x 32 out"):
+    with pytest.raises(ValueError, match=r"data.shift=32 must be below the image size of 32 x 32"):
         load_examples(contours, "train", 1024, ExamplesConfig(path="", shift=32), CPU)
-    with pytest.raises(ValueError, match=r"data.shift must be at least 0 pixels, got -1"):
+    with pytest.raises(ValueError, match=r"data.shift=-1 must be at least 0 pixels"):
         ExamplesConfig(path="", shift=-1)
 
 

@@ -81,7 +81,7 @@ def test_validation_is_the_last_tenth_of_training(tmp_path, rgb):
     assert splits["val"][1].tolist() == [8, 9]
     fewer = split_images(read_cifar10(tmp_path), {"train": 5, "val": 1, "test": 2})
     assert (fewer["train"][0] == grey[:5]).all() and (fewer["val"][0] == grey[18:19]).all()
-    with pytest.raises(ValueError, match=r"val cannot have 3, there are 2"):
+    with pytest.raises(ValueError, match=r"val=3 must be at most 2"):
         split_images(read_cifar10(tmp_path), {"train": 18, "val": 3, "test": 4})
 
 

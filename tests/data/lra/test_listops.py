@@ -57,7 +57,7 @@ def test_values(source, value):
         ("", "0 operators are never closed"),
         ("[SM [MAX 1 2 ]", "1 operators are never closed"),
         ("[SM ]", "token 1 closes an operator without arguments"),
-        ("]", "token 0 closes what was not opened"),
+        ("]", "token 0 closes an operator that was not opened"),
         ("[SM 1 ] 2", "token 3 comes after"),
         ("1 ]", "token 1 comes after"),
         ("[MID 1 2 ]", r"unknown symbols \['\[MID'\]"),
@@ -70,7 +70,7 @@ def test_what_is_no_formula(source, message):
 
 
 def test_padding_is_no_token():
-    with pytest.raises(ValueError, match=r"id 0, which must lie in 1..15"):
+    with pytest.raises(ValueError, match=r"id 0, which must be in 1..15"):
         evaluate([0])
 
 
@@ -103,7 +103,7 @@ def test_files_come_back(tmp_path, formulas):
     [
         ("[SM 4 7 ]", "ends in '\\[SM 4 7 \\]'"),
         ("[SM 4 7 ]\t11", "a tab and a digit"),
-        ("[SM 4 7 ]\t2", "is worth 1, but the row says 2"),
+        ("[SM 4 7 ]\t2", "value of the formula is 1, but the row says 2"),
         ("[SM 4 [\t2", "unknown symbols"),
         ("( ( [SM 4 ) 7 ) ] )\t1", "parentheses"),
     ],

@@ -65,7 +65,7 @@ def reviews():
     rng = np.random.default_rng(0)
     texts = []
     for i, length in enumerate(rng.integers(40, 400, 4000).tolist()):
-        # every word tells its document, so that pairs can be checked
+        # every word names its document, so that pairs can be checked
         texts.append(" ".join([f"d{i}w{w}" for w in range(length)]).encode())
     return [Review(0, text) for text in texts]
 

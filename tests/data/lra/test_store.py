@@ -121,7 +121,7 @@ def test_growing_file_refuses_rows_that_do_not_fit(tmp_path):
         ([(0, [ids()])], r"example 0 of train has documents of \[0\] tokens"),
         ([(0, [ids(1)]), (0, [ids(*range(7))])], r"example 1 .* \[7\] tokens.* 1 to 6"),
         ([(0, [ids(1), ids(2)])], r"documents of \[1, 1\] tokens, but must have 1"),
-        ([(2, [ids(1)])], r"labels of train run from 2 to 2"),
+        ([(2, [ids(1)])], r"labels of train range from 2 to 2"),
     ],
 )
 def test_bad_examples_are_refused(tmp_path, examples, message):
@@ -207,7 +207,7 @@ def test_torn_and_foreign_arrays_are_refused(tmp_path):
     ("name", "array", "message"),
     [
         ("labels", np.array([0, 1, 2], np.uint8), "label 2, which must be below n_classes=2"),
-        ("offsets", np.array([0, 2, 3, 7]), "from 0 to 7, but must run from 0 to the 6"),
+        ("offsets", np.array([0, 2, 3, 7]), "from 0 to 7, but must range from 0 to the 6"),
         ("offsets", np.array([0, 4, 3, 6]), "sequences of -1 to 4 tokens"),
     ],
 )

@@ -76,9 +76,9 @@ def test_equal_reviews_fall_on_one_side():
 
 def test_too_few_reviews_are_refused():
     imdb = {"train": [Review(0, b"a")] * 10, "test": [Review(0, b"b")] * 5}
-    with pytest.raises(ValueError, match=r"train cannot have 9, there are 8 beside 2 for val"):
+    with pytest.raises(ValueError, match=r"train=9 must be at most 8, as val takes 2"):
         split_reviews(imdb, {"train": 9, "val": 2, "test": 5})
-    with pytest.raises(ValueError, match=r"test cannot have 6, there are 5\."):
+    with pytest.raises(ValueError, match=r"test=6 must be at most 5\."):
         split_reviews(imdb, {"train": 8, "val": 2, "test": 6})
 
 
@@ -97,7 +97,7 @@ def test_ids_are_bytes_plus_one_and_cut():
         ('{"text": "", "label": 1}', "line 2 has an empty text"),
         ('{"label": 1}', "line 2 must be an object whose `text`"),
         ("[]", "line 2 must be an object"),
-        ("{", "line 2 is no JSON"),
+        ("{", "line 2 is not JSON"),
     ],
 )
 def test_malformed_records_are_named(tmp_path, line, message):

@@ -262,7 +262,7 @@ def test_a_process_may_train_many_models(config: Path, tmp_path: Path, monkeypat
         ("model.n_classes=5", r"model.n_classes=5 and .*dots needs 2"),
         ("model.vocab_size=10", r"model.vocab_size=10 and .*dots needs 256"),
         ("model.documents=2", r"model.documents=2 and .*dots needs 1"),
-        ("data.val_examples=0", r"data.val_examples must be at least 1"),
+        ("data.val_examples=0", r"data.val_examples=0 must be at least 1"),
     ],
 )
 def test_what_cannot_work_is_refused(config: Path, override: str, message: str):
@@ -271,7 +271,7 @@ def test_what_cannot_work_is_refused(config: Path, override: str, message: str):
 
 
 def test_all_pixels_need_their_number(config: Path):
-    with pytest.raises(ValueError, match=r"16 x 16 pixels, and model.context_length=24: set it"):
+    with pytest.raises(ValueError, match=r"model.context_length=24 must be 256 .* 16 x 16 pixels"):
         main([str(config), *CPU, "data.phases=[]", "data.zeros=tokens"])
 
 
