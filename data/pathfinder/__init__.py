@@ -1,1 +1,1 @@
-"""Pathfinder images: generated as lists of strokes, drawn on any device."""
+"""Pathfinder images: generated as lists of strokes, rendered on any device."""

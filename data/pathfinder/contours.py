@@ -1,9 +1,9 @@
-"""Where the strokes of Pathfinder images go, compiled with Numba.
+"""Placement of the strokes of Pathfinder images, compiled with Numba.
 
-The algorithm is that of drewlinsley/pathfinder (snakes2.py and snakes.py, commit ab9c130): two
-contours grow in turns, a stroke at a time, and start over if one finds no room; distractors grow
-after them. The order of the tests differs, the distribution does not. Strokes stay numbers of
-templates, and the mask of what is taken is all that is drawn.
+The algorithm follows drewlinsley/pathfinder (snakes2.py and snakes.py, commit ab9c130). Two
+contours grow in turns, one stroke at a time, and both start over if one finds no room. Distractors
+grow after them. The tests run in another order than in the reference, with the same distribution.
+Strokes are template indices; only the mask of occupied pixels is drawn.
 
 Masks are 8 bits; a canvas is a flat mask with padding, see tables.py.
 """
@@ -29,7 +29,7 @@ _EAGER_STARTS = 100
 
 @njit
 def _empty_canvas(t):
-    """A canvas before the first stroke: the border is taken."""
+    """Create a canvas without strokes; its border is occupied."""
     canvas = np.zeros((t.stride, t.stride), np.uint8)
     canvas[PAD : PAD + t.size, PAD : PAD + t.size] = _FULL
     first, end = PAD + t.border, PAD + t.size - t.border
@@ -44,7 +44,7 @@ def _inside(t, y, x):
 
 @njit
 def _start(t, angle, y, x, snakes, s, strokes, n):
-    """Start snake s with stroke n at a pixel; returns whether that stroke is in the image."""
+    """Start snake s with stroke n at a pixel; returns whether the stroke fits into the image."""
     head_y = math.ceil(y + t.stroke_length * t.sin[angle])
     head_x = math.ceil(x + t.stroke_length * t.cos[angle])
     pivot_y = math.ceil(head_y + (t.stroke_length + t.margin) * t.back_sin[angle])
@@ -58,7 +58,7 @@ def _start(t, angle, y, x, snakes, s, strokes, n):
 
 @njit
 def _is_open(canvas, t, angle, pixel):
-    """Whether a contour may start at a pixel, by its number row after row."""
+    """Whether a contour may start at a pixel, given by its row-major index."""
     at = (pixel // t.size + PAD) * t.stride + pixel % t.size + PAD
     for k in range(t.n_solid[angle]):  # noqa: SIM110, which Numba could not compile
         if canvas[at + t.solid[angle, k]] > _FREE:
@@ -68,7 +68,7 @@ def _is_open(canvas, t, angle, pixel):
 
 @njit
 def _open_pixel(canvas, t, rng, angle):
-    """A pixel where a contour may start, uniformly among all; -1 if there is none."""
+    """Draw a pixel uniformly from all where a contour may start; -1 if there is none."""
     n_pixels = t.size * t.size
     for _ in range(_EAGER_STARTS):
         pixel = below(rng, n_pixels)
@@ -79,46 +79,46 @@ def _open_pixel(canvas, t, rng, angle):
         n_open += _is_open(canvas, t, angle, pixel)
     if n_open == 0:
         return -1
-    left = below(rng, n_open)
+    remaining = below(rng, n_open)
     for pixel in range(n_pixels):
         if _is_open(canvas, t, angle, pixel):
-            if left == 0:
+            if remaining == 0:
                 return pixel
-            left -= 1
+            remaining -= 1
     return -1
 
 
 @njit
-def _taken(canvas, t, y, x):
-    """The largest mask value within the margin of a pixel; full outside the image."""
+def _occupancy(canvas, t, y, x):
+    """Largest mask value within the margin of a pixel; 255 outside the image."""
     if not _inside(t, y, x):
         return _FULL
     at = (y + PAD) * t.stride + x + PAD
-    most = 0
+    largest = 0
     for k in range(t.n_disk):
-        most = max(most, canvas[at + t.disk[k]])
-    return most
+        largest = max(largest, canvas[at + t.disk[k]])
+    return largest
 
 
 @njit
 def _weigh(canvas, t, centre_y, centre_x, direction, weights):
-    """Weights of all turns, for the room around the pixels they lead to; returns their sum."""
+    """Compute the weights of all turns from the room around their pixels; returns the sum."""
     total = 0.0
     for j in range(t.n_turns[direction]):
         i = t.turn[direction, j]
-        taken = _taken(canvas, t, centre_y + t.ring[i, 0], centre_x + t.ring[i, 1])
-        weights[j] = t.turn_weight[direction, j] * (_FULL - taken) / _FULL
+        occupancy = _occupancy(canvas, t, centre_y + t.ring[i, 0], centre_x + t.ring[i, 1])
+        weights[j] = t.turn_weight[direction, j] * (_FULL - occupancy) / _FULL
         total += weights[j]
     return total
 
 
 @njit
 def _choose(canvas, t, rng, centre_y, centre_x, direction, weights):
-    """A ring pixel by weight; -1 if all of them together have hardly any.
+    """Draw a ring pixel by weight; -1 if the sum of all weights is almost 0.
 
-    The weight is a product, so a turn is drawn by its first factor and kept with the second as
-    probability, which asks for the room around a single pixel. Where that is refused again and
-    again, all weights are computed.
+    The weight is the product of a turn factor and a room factor. Rejection sampling draws a turn by
+    the first factor and accepts it with the second as probability, so it checks the room around one
+    pixel only. After too many rejections, all weights are computed.
     """
     last = t.n_turns[direction] - 1
     for _ in range(_EAGER_CHOICES):
@@ -132,13 +132,14 @@ def _choose(canvas, t, rng, centre_y, centre_x, direction, weights):
         if not _inside(t, y, x):
             continue
         at = (y + PAD) * t.stride + x + PAD
-        most = np.int64(0)
+        largest = np.int64(0)
         for k in range(t.n_disk):
-            most = max(most, np.int64(canvas[at + t.disk[k]]))
-            if most >= limit:
+            largest = max(largest, np.int64(canvas[at + t.disk[k]]))
+            if largest >= limit:
                 break
-        if most < limit:
-            if t.turn_weight[direction, j] * (_FULL - most) >= _MIN_TOTAL_WEIGHT * _FULL:
+        if largest < limit:
+            # One weight above the threshold is enough; otherwise sum all of them.
+            if t.turn_weight[direction, j] * (_FULL - largest) >= _MIN_TOTAL_WEIGHT * _FULL:
                 return i
             total = _weigh(canvas, t, centre_y, centre_x, direction, weights)
             return i if total >= _MIN_TOTAL_WEIGHT else -1
@@ -160,7 +161,7 @@ def _choose(canvas, t, rng, centre_y, centre_x, direction, weights):
 def _extend(canvas, t, rng, snakes, s, weights, strokes, n):
     """Add a stroke to snake s, (pivot y, pivot x, direction); returns whether there is room.
 
-    Writes template, y and x into strokes[n] and moves the snake on.
+    Writes template, y and x to strokes[n] and advances the snake.
     """
     direction = snakes[s, 2]
     reach = t.stroke_length + 2 * t.margin
@@ -184,7 +185,7 @@ def _extend(canvas, t, rng, snakes, s, weights, strokes, n):
 
 @njit
 def _add_mask(canvas, t, strokes, n):
-    """Mark stroke n and its margin as taken."""
+    """Mark stroke n and its margin as occupied."""
     template, y, x = strokes[n, 0], strokes[n, 1], strokes[n, 2]
     reach = t.reach
     left, right = max(-reach, -x), min(reach, t.size - 1 - x)
@@ -196,7 +197,7 @@ def _add_mask(canvas, t, strokes, n):
 
 @njit
 def _restore(canvas, source, t, strokes, first, end):
-    """Put back what was under the masks of strokes first to end - 1."""
+    """Restore the canvas under the masks of strokes first to end - 1 from `source`."""
     reach = t.reach
     for n in range(first, end):
         at = (strokes[n, 1] + PAD) * t.stride + strokes[n, 2] + PAD
@@ -208,7 +209,7 @@ def _restore(canvas, source, t, strokes, first, end):
 
 @njit
 def _begin_targets(t, rng, snakes, strokes):
-    """First strokes of both contours; returns whether they find places."""
+    """Place the first strokes of both contours; returns whether there is room."""
     for _ in range(_N_DRAWS):
         angle = below(rng, N_SEEDS)
         region = t.first_region[angle]
@@ -231,10 +232,11 @@ def _begin_targets(t, rng, snakes, strokes):
 
 @njit
 def _draw_targets(canvas, empty, t, rng, snakes, strokes, weights):
-    """One attempt at both contours; a failed one leaves the canvas empty.
+    """Try once to draw both contours; a failed attempt leaves the canvas empty.
 
-    A stroke is marked as taken when its contour goes on: until then, contours may cross its margin.
-    That of the second contour's last stroke is marked in the end, that of the first one's is not.
+    A stroke is marked as occupied when the next stroke of its contour is placed. Until then,
+    contours may cross its margin. The last stroke of the second contour is marked at the end, that
+    of the first contour is not.
     """
     if not _begin_targets(t, rng, snakes, strokes):
         return False
@@ -253,7 +255,7 @@ def _draw_targets(canvas, empty, t, rng, snakes, strokes, weights):
 
 @njit
 def _begin_distractor(canvas, t, rng, snakes, strokes, n):
-    """First stroke of a distractor; returns whether it finds a place."""
+    """Place the first stroke of a distractor; returns whether there is room."""
     for _ in range(_N_DRAWS):
         angle = below(rng, N_SEEDS)
         if not t.startable[angle]:
@@ -268,7 +270,7 @@ def _begin_distractor(canvas, t, rng, snakes, strokes, n):
 
 @njit
 def _draw_distractor(canvas, saved, t, rng, snakes, weights, strokes, first):
-    """One attempt at a distractor; a failed one leaves the canvas as it is saved."""
+    """Try once to draw a distractor; a failed attempt restores the canvas from `saved`."""
     if not _begin_distractor(canvas, t, rng, snakes, strokes, first):
         return False
     end = first + t.distractor_length
@@ -294,7 +296,7 @@ def _has_free_pixels(canvas, t):
 
 @njit
 def _draw_image(t, rng, label, strokes, markers):
-    """Strokes and markers of an image; returns the number of strokes and of restarts."""
+    """Write strokes and markers of an image; returns the numbers of strokes and restarts."""
     empty = _empty_canvas(t)
     canvas = empty.copy()
     snakes = np.empty((2, 3), np.int64)
@@ -322,15 +324,15 @@ def _draw_image(t, rng, label, strokes, markers):
 
 @njit(nogil=True, cache=True)
 def draw_images(tables, key, numbers, strokes, markers, counts):
-    """Make images into arrays.
+    """Generate images and write them to arrays.
 
     Args:
         tables: (n_margins,) of TABLES_DTYPE.
-        key: uint64, decides all images.
-        numbers: (n,) uint64; an image depends on the key and its own number alone.
-        strokes: (n, max_strokes, 3) int64 out, template in display lists, y, x.
-        markers: (n, 2, 2) int64 out.
-        counts: (n, 4) int64 out, n_strokes, label, margin, restarts.
+        key: uint64, seed of all images.
+        numbers: (n,) uint64; an image depends only on the key and its own number.
+        strokes: (n, max_strokes, 3) int64 output: display list template, y, x.
+        markers: (n, 2, 2) int64 output.
+        counts: (n, 4) int64 output: n_strokes, label, margin, restarts.
     """
     rng = np.empty(2, np.uint64)
     for n in range(len(numbers)):

@@ -1,4 +1,4 @@
-"""Pathfinder images by number, as display lists."""
+"""Generate Pathfinder images by number, as display lists."""
 
 import os
 from collections.abc import Sequence
@@ -20,26 +20,30 @@ def generate(
     *,
     n_threads: int | None = None,
 ) -> np.ndarray:
-    """Images, (len(numbers),) of `display_list_dtype(parameters)`.
+    """Generate images, (len(numbers),) of `display_list_dtype(parameters)`.
 
-    Each is a pure function of the parameters, the seed, 0 to 2^64 - 1, and its number: any integers
-    from 0 on, in any order. One thread works on each core if `n_threads` is None.
+    An image is a pure function of the parameters, the seed and its number.
+
+    Args:
+        seed: 0 to 2^64 - 1.
+        numbers: Non-negative integers in any order.
+        n_threads: Number of threads; None uses one per core.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: An argument is out of range.
     """
-    # compiled code is loaded where images are made, not where they are only read
+    # load the compiled code only when images are generated, not when they are only read
     from data.pathfinder.contours import draw_images
 
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed={seed} must be between 0 and 2^64 - 1.")
     if n_threads is not None and n_threads < 1:
         raise ValueError(f"n_threads={n_threads} must be at least 1, or None for all cores.")
-    wanted = np.asarray(numbers, dtype=np.int64)
-    if wanted.ndim != 1:
-        raise ValueError(f"numbers has shape {wanted.shape}, but must be a list of image numbers.")
-    if wanted.size and wanted.min() < 0:
-        raise ValueError(f"numbers must not be negative, but one is {wanted.min()}.")
+    indices = np.asarray(numbers, dtype=np.int64)
+    if indices.ndim != 1:
+        raise ValueError(f"numbers has shape {indices.shape}, but must be a list of image numbers.")
+    if indices.size and indices.min() < 0:
+        raise ValueError(f"numbers must not be negative, but one is {indices.min()}.")
     tables = build_tables(parameters)
 
     def make(part: npt.NDArray[np.int64]) -> np.ndarray:
@@ -56,6 +60,6 @@ def generate(
         return lists
 
     n_threads = n_threads or os.cpu_count() or 1
-    n_parts = max(1, min(len(wanted), n_threads * _CHUNKS_PER_THREAD))
+    n_parts = max(1, min(len(indices), n_threads * _CHUNKS_PER_THREAD))
     with ThreadPoolExecutor(n_threads) as pool:
-        return np.concatenate(list(pool.map(make, np.array_split(wanted, n_parts))))
+        return np.concatenate(list(pool.map(make, np.array_split(indices, n_parts))))

@@ -1,4 +1,4 @@
-"""What a viewer sees at the two markers of Pathfinder images, read off display lists."""
+"""Geometry at the two markers of Pathfinder images, computed from display lists."""
 
 import numpy as np
 
@@ -9,21 +9,21 @@ from data.pathfinder.templates import banks_of
 def endpoint_geometry(
     display_lists: np.ndarray, parameters: Pathfinder
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of the markers in (N,) display lists, and how their contours leave them.
+    """Positions of the markers in (N,) display lists, and directions of their contours.
 
     Returns:
-        Of the marker on a contour's origin end, then of the one on a terminal end:
         positions (N, 2, 2) int64, the pixels (y, x) under the markers;
-        directions (N, 2) float64, the angle in (-pi, pi] in which the contour leaves each marker,
+        directions (N, 2) float64, the angle in (-pi, pi] at which the contour leaves each marker,
         from the column axis towards the row axis (downwards).
+        The marker on a contour's origin end comes first, then the one on a terminal end.
 
     Raises:
-        ValueError: the lists are of images with other parameters.
+        ValueError: The lists are from images with other parameters.
     """
     check_display_lists(display_lists, parameters)
     length = parameters.contour_length
     strokes, markers = display_lists["strokes"], display_lists["markers"]
-    # the two origins are apart, but two terminal ends may share a pixel: there the label decides
+    # The two origins differ, but two terminal ends may share a pixel: the label then decides.
     first = strokes[:, 0]
     on_first = (first["y"] == markers[:, 0, 0]) & (first["x"] == markers[:, 0, 1])
     origin = np.where(on_first, 0, 1)

@@ -1,7 +1,7 @@
-"""The parameters of Pathfinder images, and how the images are stored as lists of strokes.
+"""Parameters of Pathfinder images, and the dtype that stores images as lists of strokes.
 
-The numbers are those with which the Long Range Arena made its images (google-research/
-long-range-arena, lra_benchmarks/data/pathfinder.py; drewlinsley/pathfinder, snakes2.py).
+The values are those of Long Range Arena's images (google-research/long-range-arena,
+lra_benchmarks/data/pathfinder.py; drewlinsley/pathfinder, snakes2.py).
 """
 
 import math
@@ -18,29 +18,29 @@ MAX_CONTOUR_LENGTH = 14
 
 
 class Scale(NamedTuple):
-    """What depends on the size of the image alone; lengths in pixels."""
+    """Parameters that depend only on the size of the image; lengths in pixels."""
 
     border: int
-    """Pixels along the image's edge that no stroke may start on."""
+    """Width of the strip along the image's edge in which no stroke may start."""
     seed_distance: int
-    """Between the first strokes of the two contours; half of the room that the first contour keeps
-    to the edge when it starts."""
+    """Distance between the first strokes of the two contours. The first contour starts at least
+    twice this far from the edge."""
     marker_radius: float
     stroke_length: int
-    """Of a "paddle"."""
+    """Length of a stroke ("paddle" in the reference)."""
     thickness: float
-    """Of strokes."""
+    """Thickness of a stroke."""
     margins: tuple[int, ...]
-    """What strokes keep from each other; each image draws one of these."""
+    """Possible distances between strokes; each image draws one."""
     continuity: float
-    """How straight contours are: a turn by t radians has weight cos(continuity * t)^2, and none
-    where continuity * t is beyond pi/2."""
+    """Straightness of contours: a turn by t radians has weight cos(continuity * t)^2, and weight 0
+    if continuity * t exceeds pi/2."""
     target_gain: float
-    """Brightness of the two contours; a marker has 1."""
+    """Brightness of the two contours, relative to a marker's 1."""
     distractor_gain: float
-    """Brightness of the distractors; brighter than the contours at size 32, as released."""
+    """Brightness of the distractors; at size 32 above that of the contours, as released."""
     distractor_budget: int
-    """Strokes of all distractors together, about."""
+    """Approximate number of strokes of all distractors together."""
 
 
 _SCALES = {
@@ -53,13 +53,13 @@ _SCALES = {
 
 @dataclass(frozen=True)
 class Pathfinder:
-    """One kind of Pathfinder images.
+    """Parameters of one kind of Pathfinder image.
 
-    Two dashed contours of `contour_length` strokes lie among shorter distractors, and two of the
-    four contour ends carry a marker; the label says whether both ends are of one contour.
+    An image has two dashed contours of `contour_length` strokes among shorter distractors. Two of
+    the four contour ends carry a marker. The label says whether both are ends of the same contour.
 
     Raises:
-        ValueError: a field is out of range.
+        ValueError: A field is out of range.
     """
 
     size: int
@@ -67,15 +67,16 @@ class Pathfinder:
     contour_length: int = DIFFICULTIES["hard"]
     """Strokes of each of the two contours, 2 to 14; 6, 9 and 14 are the benchmark's."""
     distractors_of: int | None = None
-    """Number and length of the distractors are those that belong to this contour length; None is
-    `contour_length` itself. Pathfinder(128, 3, distractors_of=14) draws short contours among the
-    distractors of the hard images; with 0 there are no distractors."""
+    """Contour length that determines the number and length of distractors; None: `contour_length`.
+
+    Pathfinder(128, 3, distractors_of=14) draws short contours among the distractors of the hard
+    images. With 0 there are no distractors."""
 
     def __post_init__(self) -> None:
         if self.size not in _SCALES:
             raise ValueError(
                 f"size={self.size} must be one of {', '.join(map(str, _SCALES))}: the generator "
-                "has parameters for these alone."
+                "has no parameters for other sizes."
             )
         _check_length("contour_length", self.contour_length)
         if self.distractors_of:
@@ -83,21 +84,22 @@ class Pathfinder:
 
     @property
     def scale(self) -> Scale:
-        """What depends on `size` alone."""
+        """Parameters that depend only on `size`."""
         return _SCALES[self.size]
 
     @property
     def distractor_length(self) -> int:
-        """Strokes of each distractor: a third of the contour's, rounded down, at least one."""
+        """Strokes per distractor: a third of the contour's, rounded down, at least one."""
         return max(1, self._distractors_of // 3)
 
     @property
     def n_distractors(self) -> int:
-        """Distractors that are tried; an image has fewer where they find no room.
+        """Number of distractors to try; an image has fewer if some find no room.
 
-        A budget of strokes is divided by a third of the contour length. At size 32 that is the
-        whole number of strokes and a whole division; above, the third keeps its fraction and the
-        last distractor may overrun the budget. Contours below the benchmark's lengths count as 3.
+        A budget of strokes is divided by a third of the contour length. At size 32, both the third
+        and the quotient are rounded down. At larger sizes, the third keeps its fraction, and the
+        quotient is rounded up, so the last distractor may exceed the budget. Contours shorter than
+        3 strokes count as 3.
         """
         if self._distractors_of == 0:
             return 0
@@ -108,7 +110,7 @@ class Pathfinder:
 
     @property
     def max_strokes(self) -> int:
-        """The most strokes an image has: both contours and all distractors."""
+        """Maximum number of strokes of an image: both contours and all distractors."""
         return 2 * self.contour_length + self.n_distractors * self.distractor_length
 
     @property
@@ -117,21 +119,20 @@ class Pathfinder:
 
 
 def display_list_dtype(parameters: Pathfinder) -> np.dtype:
-    """How an image is stored: its strokes and markers, of which render.py makes the pixels.
+    """Structured dtype of a stored image: strokes and markers, which render.py turns into pixels.
 
-    Fields of the structured dtype, about 200 bytes in all:
-        strokes: (max_strokes,) of (template uint16, y uint8, x uint8), the template of the stroke
-            (see templates.py) and the pixel where it starts. First the contours, the first one's
-            strokes and then the second one's, each from its origin to its terminal end; then the
-            distractors one after another. A contour's first stroke starts at the origin end and
-            its last at the terminal end. Zero from n_strokes on.
+    Its fields take about 200 bytes in all:
+        strokes: (max_strokes,) of (template uint16, y uint8, x uint8): the template of the stroke
+            (see templates.py) and the pixel where it starts. The first contour comes first, then
+            the second, then the distractors one after another. A contour runs from its origin end,
+            where its first stroke starts, to its terminal end, where its last stroke starts.
+            Entries from n_strokes on are zero.
         n_strokes: uint8.
-        markers: (2, 2) uint8, the pixels (y, x) under the markers: on the origin end of one
-            contour, then on the terminal end of one.
+        markers: (2, 2) uint8, the pixels (y, x) under the markers: first the one on a contour's
+            origin end, then the one on a terminal end.
         label: uint8, 1 if both markers are on the same contour.
-        margin: uint8, the margin drawn for this image, in pixels.
-        restarts: uint32, how often the two contours did not fit and were begun anew; the number of
-            attempts is one more.
+        margin: uint8, margin drawn for this image, in pixels.
+        restarts: uint32, number of failed attempts at the two contours before the successful one.
     """
     stroke = np.dtype([("template", "<u2"), ("y", "u1"), ("x", "u1")])
     return np.dtype(
@@ -147,12 +148,12 @@ def display_list_dtype(parameters: Pathfinder) -> np.dtype:
 
 
 def check_display_lists(display_lists: np.ndarray, parameters: Pathfinder) -> None:
-    """Raise ValueError where display lists are of images with other parameters."""
+    """Raise ValueError if display lists are from images with other parameters."""
     expected = display_list_dtype(parameters)
     if display_lists.dtype != expected:
         raise ValueError(
             f"display_lists has dtype {display_lists.dtype}, but {parameters} needs {expected}; "
-            "pass the parameters that they were generated with."
+            "pass the parameters with which they were generated."
         )
 
 

@@ -1,7 +1,7 @@
-"""Pathfinder images drawn from display lists, with PyTorch.
+"""Renderer of Pathfinder images from display lists, in PyTorch.
 
-Drawing is integer arithmetic, and grey levels are rounded where IEEE 754 leaves no choice, so that
-an image is the same on every device and in every batch.
+Drawing uses integer arithmetic, and grey levels are rounded with operations that IEEE 754 defines
+exactly. An image is therefore the same on every device and in every batch.
 """
 
 from dataclasses import dataclass, fields
@@ -13,7 +13,7 @@ from torch import Tensor
 from data.pathfinder.parameters import Pathfinder, check_display_lists
 from data.pathfinder.templates import banks_of, marker_patch
 
-_GAIN_UNIT = 10  # gains are whole tenths
+_GAIN_UNIT = 10  # gains are multiples of 0.1
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class PackedDisplayLists:
         return len(self.n_strokes)
 
     def __getitem__(self, index: slice | Tensor) -> "PackedDisplayLists":
-        """Some of them, by a slice or a tensor of numbers on the same device."""
+        """Select display lists by a slice or by a tensor of indices on the same device."""
         return PackedDisplayLists(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
 def pack(display_lists: np.ndarray, device: torch.device | str = "cpu") -> PackedDisplayLists:
-    """Put display lists, (B,) as `generate` returns them, on a device; refuses other arrays."""
+    """Move display lists, (B,) from `generate`, to a device; raises ValueError for other arrays."""
     names = display_lists.dtype.names or ()
     if "strokes" not in names or display_lists.ndim != 1:
         raise ValueError(
@@ -52,10 +52,10 @@ def pack(display_lists: np.ndarray, device: torch.device | str = "cpu") -> Packe
 
 
 class Renderer:
-    """Draws images of one kind on one device."""
+    """Renderer of images with one set of parameters, on one device."""
 
     def __init__(self, parameters: Pathfinder, device: torch.device | str = "cpu") -> None:
-        """Put the templates on a device: at most 1 MB."""
+        """Copy the templates to a device; they take at most 1 MB."""
         self.parameters = parameters
         patches, marker = _line_patches(parameters), marker_patch(parameters)
         gains = np.full(parameters.max_strokes, parameters.scale.distractor_gain)
@@ -65,7 +65,7 @@ class Renderer:
         marker = marker.reshape(-1).astype(np.int32) * _GAIN_UNIT
         self._marker = torch.from_numpy(marker).to(device)  # (marker_side^2,)
         reaches = [int(array.shape[-1] ** 0.5) // 2 for array in (patches, marker)]
-        # patches may reach over the edge: they are drawn on a larger canvas, which is then cropped
+        # Patches may cross the edge, so they are drawn on a larger canvas that is then cropped.
         self._pad = max(reaches)
         self._stride = parameters.size + 2 * self._pad
         self._offsets, self._marker_offsets = (
@@ -76,58 +76,60 @@ class Renderer:
     def __call__(self, display_lists: np.ndarray | PackedDisplayLists) -> Tensor:
         """Draw B images, (B, size, size) uint8 on the renderer's device, each from 0 to 255.
 
-        With packed lists on the renderer's device there is no synchronisation with the host and no
-        shape depends on the data: the call may be captured in a CUDA graph.
+        If the lists are packed on the renderer's device, the call does not synchronize with the
+        host and no shape depends on the data. It can then be captured in a CUDA graph.
 
         Raises:
-            ValueError: the lists are of images with other parameters.
+            ValueError: The lists are from images with other parameters.
         """
         if isinstance(display_lists, np.ndarray):
             check_display_lists(display_lists, self.parameters)
             display_lists = pack(display_lists, self._patches.device)
         if display_lists.templates.shape[1] != len(self._slots):
             raise ValueError(
-                f"display_lists has {display_lists.templates.shape[1]} strokes an image, but "
-                f"{self.parameters} has {len(self._slots)}; pass the parameters that they were "
-                "generated with."
+                f"display_lists has {display_lists.templates.shape[1]} strokes per image, but "
+                f"{self.parameters} has {len(self._slots)}; pass the parameters with which they "
+                "were generated."
             )
         batch = len(display_lists)
-        drawn = self._slots < display_lists.n_strokes[:, None]
-        gains = torch.where(drawn, self._gains, 0)
+        valid = self._slots < display_lists.n_strokes[:, None]
+        gains = torch.where(valid, self._gains, 0)
         values = self._patches[display_lists.templates.int()] * gains[..., None]
-        places = self._places(display_lists.positions)[..., None] + self._offsets
-        marker_places = self._places(display_lists.markers)[..., None] + self._marker_offsets
-        lines = self._drawn(places.flatten(1), values.flatten(1))
-        markers = self._drawn(
-            marker_places.flatten(1), self._marker.expand(batch, 2, -1).flatten(1)
+        indices = self._indices(display_lists.positions)[..., None] + self._offsets
+        marker_indices = self._indices(display_lists.markers)[..., None] + self._marker_offsets
+        lines = self._draw(indices.flatten(1), values.flatten(1))
+        markers = self._draw(
+            marker_indices.flatten(1), self._marker.expand(batch, 2, -1).flatten(1)
         )
-        # as in the reference, whose lines are float32 and whose markers float64
+        # as in the reference, where lines are float32 and markers float64
         return _stretch(torch.maximum(lines.float().double(), markers))
 
-    def _drawn(self, places: Tensor, values: Tensor) -> Tensor:
-        """The largest of the values (B, n) at each pixel, (B, size, size) float64, 1 at full gain.
+    def _draw(self, indices: Tensor, values: Tensor) -> Tensor:
+        """Draw the largest value at each pixel: (B, size, size) float64, 1 at full gain.
 
-        Places are int64 canvas indices (B, n).
+        Args:
+            indices: Canvas indices, (B, n) int64.
+            values: (B, n) int32.
         """
-        batch, side = len(places), self._stride
-        canvas = torch.zeros(batch, side**2, dtype=torch.int32, device=places.device)
-        canvas.scatter_reduce_(1, places, values, "amax")
+        batch, side = len(indices), self._stride
+        canvas = torch.zeros(batch, side**2, dtype=torch.int32, device=indices.device)
+        canvas.scatter_reduce_(1, indices, values, "amax")
         inside = slice(self._pad, self._pad + self.parameters.size)
         return canvas.view(batch, side, side)[:, inside, inside].double() / (255 * _GAIN_UNIT)
 
-    def _places(self, pixels: Tensor) -> Tensor:
-        """int64 canvas indices (...) of pixels (..., 2)."""
+    def _indices(self, pixels: Tensor) -> Tensor:
+        """Canvas indices (...) of pixels (..., 2), int64."""
         y, x = (pixels.long() + self._pad).unbind(-1)
         return y * self._stride + x
 
     def _square(self, reach: int) -> np.ndarray:
-        """int64 canvas offsets of a square patch's pixels from its middle, row by row."""
+        """Canvas offsets of a square patch's pixels from its centre, row by row, int64."""
         steps = np.arange(-reach, reach + 1)
         return (steps[:, None] * self._stride + steps).reshape(-1)
 
 
 def _line_patches(parameters: Pathfinder) -> np.ndarray:
-    """(n, side^2) uint8, the strokes of all banks, padded to the side of the largest."""
+    """Strokes of all banks, padded to the side of the largest patch: (n, side^2) uint8."""
     lines = [bank.lines for bank in banks_of(parameters)]
     side = max(patches.shape[1] for patches in lines)
     pads = [(side - patches.shape[1]) // 2 for patches in lines]
@@ -136,9 +138,10 @@ def _line_patches(parameters: Pathfinder) -> np.ndarray:
 
 
 def _stretch(images: Tensor) -> Tensor:
-    """Rescale each image's (B, H, W) float64 to 0..255, halves rounded up; returns uint8.
+    """Rescale each image, (B, H, W) float64, to 0..255 with halves rounded up; returns uint8.
 
-    A gain of 0.9 is a little less in float32: Path-X's lines end at 229, not at 229.5 and so 230.
+    In float32, a gain of 0.9 is slightly smaller. Path-X's lines therefore end at 229 instead of
+    229.5, which would round to 230.
     """
     low, high = images.amin((1, 2), keepdim=True), images.amax((1, 2), keepdim=True)
     return ((images - low) * (255 / (high - low)) + 0.5).to(torch.uint8)

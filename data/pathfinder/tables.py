@@ -1,7 +1,7 @@
-"""What the generator looks up while it tries where strokes fit.
+"""Lookup tables of the generator, for its tests of where strokes fit.
 
-A canvas is the image's mask with PAD pixels around it, as a flat uint8 array of rows of `stride`.
-Offsets into it are single numbers, so that a test of many pixels is one loop.
+A canvas is the image's mask with PAD pixels around it, as a flat uint8 array with rows of `stride`
+pixels. Offsets into it are single integers, so that testing many pixels takes one loop.
 """
 
 import math
@@ -29,14 +29,14 @@ _MAX_CORE = 80
 _MAX_SOLID = 45
 _N_ALL = N_SEEDS + _MAX_RING
 
-# of the C library: NumPy's own vary with the processor in the last digit
+# From the C library: the last digit of NumPy's own versions depends on the processor.
 _sin, _cos = np.vectorize(math.sin), np.vectorize(math.cos)
 
 _FULL = 255
-_MAX_SUM = 459  # two masks of 8 bits may not reach 1.8 together, 459 of 255
+_MAX_SUM = 459  # the sum of two 8-bit masks must stay below 1.8, 459 / 255
 
-# One dtype for every size, so that the generator is compiled once. A direction is the number of a
-# seed angle, or N_SEEDS + the number of a ring pixel. Lists are filled up with zeros.
+# All sizes share one dtype, so that the generator is compiled once. A direction is the index of a
+# seed angle, or N_SEEDS + the index of a ring pixel. Lists are padded with zeros.
 TABLES_DTYPE = np.dtype(
     [
         ("size", "i8"),
@@ -46,31 +46,31 @@ TABLES_DTYPE = np.dtype(
         ("n_distractors", "i8"),
         ("distractor_length", "i8"),
         ("margin", "i8"),
-        ("first_template", "i8"),  # number in display lists of this margin's first template
+        ("first_template", "i8"),  # index in display lists of this margin's first template
         ("stroke_length", "f8"),
         ("seed_distance", "f8"),
         ("sin", "f8", (_N_ALL,)),  # of each direction
         ("cos", "f8", (_N_ALL,)),
         ("back_sin", "f8", (N_SEEDS,)),  # of the opposite directions
         ("back_cos", "f8", (N_SEEDS,)),
-        # first and last row, first and last column where the first contour may start at an angle;
-        # a last one below the first: nowhere
+        # First and last row, then first and last column, where the first contour may start at an
+        # angle. A last below the first means nowhere.
         ("first_region", "i8", (N_SEEDS, 4)),
         ("startable", "u1", (N_SEEDS,)),  # see _is_startable
         ("n_solid", "i8", (N_SEEDS,)),
-        ("solid", "i4", (N_SEEDS, _MAX_SOLID)),  # canvas offsets that a contour's start needs free
-        ("ring", "i8", (_MAX_RING, 2)),  # pixels (y, x) around a point where a contour can go on
+        ("solid", "i4", (N_SEEDS, _MAX_SOLID)),  # canvas offsets that must be free at the start
+        ("ring", "i8", (_MAX_RING, 2)),  # pixels (y, x) around a point where a contour can continue
         ("n_turns", "i8", (_N_ALL,)),
         ("turn", "i8", (_N_ALL, _MAX_TURNS)),  # ring pixels after each direction, likely ones first
         ("turn_weight", "f8", (_N_ALL, _MAX_TURNS)),
-        ("turn_sum", "f8", (_N_ALL, _MAX_TURNS)),  # of the weights up to and with each
+        ("turn_sum", "f8", (_N_ALL, _MAX_TURNS)),  # inclusive cumulative sum of the weights
         ("n_disk", "i8"),
         ("disk", "i4", (_MAX_DISK,)),  # canvas offsets of the pixels within the margin
         ("n_core", "i8", (_N_ALL,)),
         ("core", "i4", (_N_ALL, _MAX_CORE)),  # canvas offsets where a template's mask can collide
-        ("core_limit", "u1", (_N_ALL, _MAX_CORE)),  # with what is taken by at least this much
+        ("core_limit", "u1", (_N_ALL, _MAX_CORE)),  # smallest mask value that collides there
         ("reach", "i8"),  # radius of a mask
-        ("masks", "u1", (_N_ALL, _SIDE, _SIDE)),  # the first 2 * reach + 1 rows and columns
+        ("masks", "u1", (_N_ALL, _SIDE, _SIDE)),  # first 2 * reach + 1 rows and columns are used
     ],
     align=True,
 )
@@ -78,7 +78,7 @@ TABLES_DTYPE = np.dtype(
 
 @lru_cache(maxsize=16)
 def build_tables(parameters: Pathfinder) -> np.ndarray:
-    """(n_margins,) of TABLES_DTYPE, one for each margin in its order; not to be changed."""
+    """Build the tables of each margin in order, (n_margins,) of TABLES_DTYPE; treat as constant."""
     banks = banks_of(parameters)
     tables = np.zeros(len(banks), TABLES_DTYPE)
     first_template = 0
@@ -129,17 +129,20 @@ def _fill(t: np.void, parameters: Pathfinder, bank: TemplateBank) -> None:
 def _is_startable(solid: np.ndarray) -> bool:
     """Whether the reference can start a contour at this angle anywhere at all.
 
-    It looks for room with a dilation whose structuring element is `solid`. Where no pixel of that
-    element falls into the image, OpenCV's dilation returns its lowest number, and the reference
-    then finds no room in the whole image. That happens in a corner of the image unless the element
-    reaches into all four quadrants. At size 32 it leaves 30 of 360 angles.
+    The reference looks for room with a dilation whose structuring element is `solid`. If no pixel
+    of that element falls into the image, OpenCV's dilation returns its lowest number, and the
+    reference then finds no room in the whole image. This happens in a corner of the image unless
+    the element reaches into all four quadrants. At size 32, only 30 of 360 angles remain.
     """
     quadrants = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
     return all((solid * np.array(signs) >= 0).all(axis=1).any() for signs in quadrants)
 
 
 def _first_region(solid: np.ndarray, parameters: Pathfinder) -> list[int]:
-    """Where all of `solid` keeps away from the edge; it is too small to reach across the border."""
+    """Region where the first contour may start: all of `solid` stays clear of the edge.
+
+    `solid` is smaller than the border, so it cannot reach across it.
+    """
     if not len(solid):
         return [0, -1, 0, -1]
     border = max(parameters.scale.border, 2 * parameters.scale.seed_distance)
@@ -151,7 +154,7 @@ def _first_region(solid: np.ndarray, parameters: Pathfinder) -> list[int]:
 def _turns(
     angle: float, ring_angles: np.ndarray, continuity: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ring pixels by weight, heaviest first, and the weights; those without weight are left out."""
+    """Ring pixels with nonzero weight, heaviest first, and their weights."""
     turn = np.abs((ring_angles - angle + math.pi) % (2 * math.pi) - math.pi)
     bent = np.minimum(continuity * turn, math.pi / 2)
     weight = np.where(bent < math.pi / 2, _cos(bent) ** 2, 0.0)
@@ -161,7 +164,7 @@ def _turns(
 
 
 def _core(mask: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where another mask could reach the limit, strongest first, and from what value on."""
+    """Canvas offsets where other masks can collide, strongest first, and the smallest values."""
     strong = mask >= _MAX_SUM - _FULL
     order = np.argsort(mask[strong], kind="stable")[::-1]
     offsets = (np.argwhere(strong) - mask.shape[0] // 2)[order]

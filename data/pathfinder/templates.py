@@ -1,9 +1,9 @@
-"""Every stroke that can occur in a Pathfinder image, drawn once.
+"""Templates of every stroke that can occur in a Pathfinder image.
 
-A stroke starts at a pixel and leaves it at an angle. Angles are in radians and grow from the
-column axis towards the row axis (downwards). A contour's first stroke has a whole number of
-degrees, and every further one starts at one of a few pixels on a circle and points to its middle,
-so the strokes of all images are shifted copies of a few hundred templates.
+A stroke starts at a pixel and leaves it at an angle. Angles are in radians and increase from the
+column axis towards the row axis (downwards). The angle of a contour's first stroke is a whole
+number of degrees. Every later stroke starts at one of a few pixels on a circle and points to its
+centre. The strokes of all images are therefore shifted copies of a few hundred templates.
 """
 
 import math
@@ -15,47 +15,47 @@ from PIL import Image, ImageDraw
 
 from data.pathfinder.parameters import Pathfinder, Scale
 
-ANTIALIAS = 2  # strokes are drawn this many times larger and then shrunk
+ANTIALIAS = 2  # strokes are drawn at this multiple of their size, then shrunk
 
 N_SEEDS = 360
-"""Templates of first strokes, for -180, -179, ..., 179 degrees; they come first in a bank."""
+"""Number of templates of first strokes, at -180, -179, ..., 179 degrees; the first in a bank."""
 
-SEED_ANGLES = np.arange(-180, 180) * np.pi / 180  # of the templates of first strokes, in radians
+SEED_ANGLES = np.arange(-180, 180) * np.pi / 180  # angles of first strokes, in radians
 
-_MARKER_HALO = 4  # pixels beyond a marker's disk that shrinking may still colour
+_MARKER_HALO = 4  # pixels around a marker's disk to which shrinking may spread
 
 
 @dataclass(frozen=True, eq=False)
 class TemplateBank:
-    """All templates for one margin; n of them, R the radius of a patch.
+    """All n templates for one margin; R is the radius of a patch.
 
-    Template t below N_SEEDS is the first stroke of a contour that runs at t - 180 degrees.
-    Template N_SEEDS + i starts at `ring[i]` pixels from a point and points to it.
+    Template t below N_SEEDS is the first stroke of a contour, at t - 180 degrees.
+    Template N_SEEDS + i starts at offset `ring[i]` from a point and points to it.
     """
 
     margin: int
-    """Pixels that strokes keep from each other."""
+    """Minimum distance between strokes in pixels."""
     lines: np.ndarray
-    """(n, 2R + 1, 2R + 1) uint8, the stroke, to be put with its middle on the starting pixel."""
+    """(n, 2R + 1, 2R + 1) uint8, the stroke, with the starting pixel at its centre."""
     masks: np.ndarray
-    """(n, 2R + 1, 2R + 1) uint8, the stroke and its margin all around, where others may not be."""
+    """(n, 2R + 1, 2R + 1) uint8, the stroke and the margin around it, which exclude others."""
     angles: np.ndarray
-    """(n,) float64, the direction in which the stroke leaves its starting pixel, -pi to 2 pi."""
+    """(n,) float64, direction in which the stroke leaves its starting pixel, -pi to 2 pi."""
     ring: np.ndarray
-    """(n - N_SEEDS, 2) int64, offsets (y, x) of the pixels where a contour can go on."""
+    """(n - N_SEEDS, 2) int64, offsets (y, x) of the pixels where a contour can continue."""
     solid: tuple[np.ndarray, ...]
-    """N_SEEDS arrays (k, 2) int64, the offsets (y, x) that must be free for a contour to start.
+    """N_SEEDS arrays (k, 2) int64, offsets (y, x) that must be free for a contour to start.
 
-    They are where the mask is full, one pixel down and right of where they should be, and cut at
-    stroke_length + margin, as in the reference's code.
+    These are the pixels where the mask is full. As in the reference's code, they are shifted one
+    pixel down and right, and limited to stroke_length + margin.
     """
 
 
 def banks_of(parameters: Pathfinder) -> tuple[TemplateBank, ...]:
-    """A bank for each margin of an image; treat the arrays as constants.
+    """Template bank of each margin; treat the arrays as constants.
 
-    Display lists number the templates through all banks: those of the second follow those of the
-    first.
+    Display lists number the templates through all banks: the second bank continues the numbers of
+    the first.
     """
     return _banks(parameters.scale)
 
@@ -66,7 +66,7 @@ def _banks(scale: Scale) -> tuple[TemplateBank, ...]:
 
 
 def marker_patch(parameters: Pathfinder) -> np.ndarray:
-    """A marker, to be put with its middle on the pixel it marks: uint8, square, of odd side."""
+    """Patch of a marker, uint8, square with odd side; its centre is the marked pixel."""
     radius = parameters.scale.marker_radius
     side = 2 * (math.ceil(radius) + _MARKER_HALO) + 1
     disk = _disk(np.arange(ANTIALIAS * side) - ANTIALIAS * (side // 2), ANTIALIAS * radius)
@@ -74,16 +74,16 @@ def marker_patch(parameters: Pathfinder) -> np.ndarray:
 
 
 def turned_back(angles: np.ndarray) -> np.ndarray:
-    """(n,) radians, the opposite directions, between -pi and pi as the reference has them.
+    """Opposite directions, (n,) radians between -pi and pi, as in the reference.
 
-    The end of a stroke at pi and at -pi can be a pixel apart: their sines differ in sign, where
-    both should be 0, and ends are rounded up.
+    The choice of pi or -pi can move the end of a stroke by a pixel: both sines should be 0 but
+    differ in sign, and ends are rounded up.
     """
     return np.where(angles < 0, angles + math.pi, angles - math.pi)
 
 
 def disk_offsets(radius: float) -> np.ndarray:
-    """(k, 2) int64, the offsets (y, x) of the pixels no further than `radius`, nearest first."""
+    """Offsets (y, x) of the pixels within `radius`, nearest first, (k, 2) int64."""
     reach = math.floor(radius)
     grid = np.mgrid[-reach : reach + 1, -reach : reach + 1].reshape(2, -1).T
     distance = (grid**2).sum(axis=1)
@@ -92,7 +92,7 @@ def disk_offsets(radius: float) -> np.ndarray:
 
 
 def ring_offsets(radius: int) -> np.ndarray:
-    """(k, 2) int64, pixels (y, x) of a circle that is sampled once every pixel of its length."""
+    """Pixels (y, x) of a circle, sampled once per pixel of arc length, (k, 2) int64."""
     angles = [step / radius for step in range(math.ceil(2 * math.pi * radius))]
     points = {
         tuple(math.floor(round(radius * axis(angle), 9)) for axis in (math.sin, math.cos))
@@ -122,13 +122,13 @@ def _draw_stroke(angle: float, scale: Scale, margin: int) -> tuple[np.ndarray, n
     from scipy.ndimage import grey_dilation
 
     radius = scale.stroke_length + math.ceil(scale.thickness) + margin
-    middle, length = radius * ANTIALIAS, scale.stroke_length * ANTIALIAS
+    centre, length = radius * ANTIALIAS, scale.stroke_length * ANTIALIAS
     # the end is rounded up on both axes, as everywhere in the reference
-    end_y = math.ceil(middle + length * math.sin(angle))
-    end_x = math.ceil(middle + length * math.cos(angle))
-    canvas = Image.new("L", (2 * middle + 1, 2 * middle + 1))
+    end_y = math.ceil(centre + length * math.sin(angle))
+    end_x = math.ceil(centre + length * math.cos(angle))
+    canvas = Image.new("L", (2 * centre + 1, 2 * centre + 1))
     width = round(scale.thickness * ANTIALIAS)
-    ImageDraw.Draw(canvas).line([(middle, middle), (end_x, end_y)], fill=255, width=width)
+    ImageDraw.Draw(canvas).line([(centre, centre), (end_x, end_y)], fill=255, width=width)
     line = np.asarray(canvas)
     disk = _disk(np.arange(-margin * ANTIALIAS, margin * ANTIALIAS + 1), margin * ANTIALIAS)
     mask = grey_dilation(line, footprint=disk, mode="constant")
@@ -136,12 +136,12 @@ def _draw_stroke(angle: float, scale: Scale, margin: int) -> tuple[np.ndarray, n
 
 
 def _disk(offsets: np.ndarray, radius: float) -> np.ndarray:
-    """(n, n) bool, which pixels at (n,) offsets along both axes are no further than `radius`."""
+    """Mask of a disk, (n, n) bool, for pixels at (n,) offsets along both axes."""
     return offsets[:, None] ** 2 + offsets**2 <= radius**2
 
 
 def _shrink(image: np.ndarray, side: int) -> np.ndarray:
-    """Resize with Lanczos on 8 bits; background comes out at up to a few levels near edges."""
+    """Resize with Lanczos on 8 bits; near edges, the background may rise by a few levels."""
     return np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.LANCZOS))
 
 

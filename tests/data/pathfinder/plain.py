@@ -11,7 +11,7 @@ _PAD = 20
 
 
 class NoRoomError(Exception):
-    """A contour cannot start or go on."""
+    """A contour cannot start or continue."""
 
 
 class PlainGenerator:

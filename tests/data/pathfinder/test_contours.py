@@ -41,6 +41,6 @@ def test_no_turn_where_all_is_taken():
     canvas = np.full(tables["stride"] ** 2, 255, np.uint8)
     state, scratch = np.array([1, 3], np.uint64), np.empty(tables["turn"].shape[1])
     assert contours._choose(canvas, tables, state, 30, 30, 0, scratch) == -1
-    # a contour that points out of the image has nowhere to go on
+    # a contour that points out of the image cannot continue
     canvas[:] = 0
     assert contours._choose(canvas, tables, state, 90, 30, 270, scratch) == -1

@@ -66,7 +66,7 @@ def test_lists_are_well_formed(parameters):
     unused = np.arange(parameters.max_strokes) >= n_strokes[:, None]
     assert not strokes["template"][unused].any()
     assert set(images["margin"].tolist()) == set(parameters.scale.margins)
-    # a contour, and every distractor, begins with a seed and goes on with others
+    # a contour, and every distractor, begins with a seed and continues with others
     banks = banks_of(parameters)
     firsts = np.cumsum([0] + [len(bank.angles) for bank in banks])[: len(banks)]
     bank_number = np.searchsorted(parameters.scale.margins, images["margin"])

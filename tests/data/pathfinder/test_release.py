@@ -103,9 +103,9 @@ def test_malformed_metadata_is_named(archive, line):
 def test_metadata_that_is_not_there(archive):
     folder = find_release(archive, 32, 6)
     (folder / "metadata" / "first.npy").write_text("")
-    with pytest.raises(ValueError, match=r"first.npy must be named by the number"):
+    with pytest.raises(ValueError, match=r"first.npy must be named after its batch"):
         read_metadata(folder)
     for path in (folder / "metadata").iterdir():
         path.unlink()
-    with pytest.raises(ValueError, match=r"metadata lists no image"):
+    with pytest.raises(ValueError, match=r"metadata lists no images"):
         read_metadata(folder)

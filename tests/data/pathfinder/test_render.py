@@ -117,7 +117,7 @@ def test_other_lists_are_refused():
     images = generate(Pathfinder(128, 6), 7, range(2))
     with pytest.raises(ValueError, match="display_lists has dtype"):
         Renderer(Pathfinder(128))(images)
-    with pytest.raises(ValueError, match="has 48 strokes an image"):
+    with pytest.raises(ValueError, match="has 48 strokes per image"):
         Renderer(Pathfinder(128))(pack(images))
     with pytest.raises(ValueError, match=r"display_lists is an array \(3,\) of float64"):
         pack(np.zeros(3))

@@ -21,7 +21,7 @@ REFERENCE = {
     128: (150, 359, 0.137, 0.057, 7.91, 35.65, 78.1, 77.8),
     256: (2500, 8.19, 0.039, 0.017, 2.95, 24.15, 124.4, 125.2),
 }
-# few and many; beside the reference's own 120 or 150, more than a few hundred would tell no more
+# few and many; the reference has 120 or 150, so more than a few hundred would add nothing
 N_IMAGES = {32: (1000, 3000), 64: (300, 800), 128: (300, 800), 256: (400, 1000)}
 DISTRACTORS = {32: 1.16, 64: 2.6, 128: 7.7, 256: 7.0}
 

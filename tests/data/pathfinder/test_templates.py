@@ -103,7 +103,7 @@ def test_marker_is_the_disk_drawn_in_a_whole_image(size):
 
 @pytest.mark.parametrize("size", [32, 64, 128, 256])
 def test_strokes_to_the_left_and_to_the_right_are_level(size):
-    """sin(pi) is not quite 0, and an end that is rounded up with it lies a pixel lower."""
+    """sin(pi) is not quite 0, which moves an end that is rounded up a pixel lower."""
     for bank in banks_of(Pathfinder(size)):
         level = [i for i, (y, _) in enumerate(bank.ring.tolist()) if y == 0]
         rows = [np.count_nonzero(bank.lines[N_SEEDS + i].max(axis=1) > 25) for i in level]
