@@ -1,1 +1,1 @@
-"""Text on disk as token shards: from documents to batches of a language model."""
+"""Text data of language models: from documents over token shards to batches."""

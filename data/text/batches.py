@@ -1,4 +1,4 @@
-"""Batches for language modelling from prepared token shards."""
+"""Batches for language modelling, read from prepared token shards."""
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -10,20 +10,20 @@ import torch
 from data.sampler import WindowSampler
 from data.text.shards import TokenStream
 
-IGNORE = -100  # target of a padded position: `cross_entropy`'s default for positions without a loss
+IGNORE = -100  # target of a padded position, the default `ignore_index` of `cross_entropy`
 
 
 class Batch(NamedTuple):
-    """B sequences of T tokens, on the CPU until somebody moves them."""
+    """B sequences of T tokens, created on the CPU."""
 
     tokens: torch.Tensor  # (B, T) int64
-    targets: torch.Tensor  # (B, T) int64: the next tokens; IGNORE where none counts
-    doc_start: torch.Tensor | None  # (B, T) int32: where in its row each token's document begins
+    targets: torch.Tensor  # (B, T) int64: next tokens; IGNORE at positions without a loss
+    doc_start: torch.Tensor | None  # (B, T) int32: column at which each token's document begins
 
 
 @dataclass(eq=False)
 class TrainBatches:
-    """Training batches by sample number: any batch at any time, the same on any number of GPUs.
+    """Training batches by sample number, in random access and independent of the number of GPUs.
 
     Raises:
         ValueError: The stream has fewer than context_length * consecutive_windows + 1 tokens.
@@ -34,36 +34,36 @@ class TrainBatches:
     seed: int
     _: KW_ONLY
     document_mask: bool = False
-    """Whether batches say where documents start."""
+    """Whether batches contain `doc_start`."""
     consecutive_windows: int = 1
-    """Samples in a row that follow each other in the text."""
+    """Number of consecutive samples that are adjacent in the text."""
 
     def __post_init__(self) -> None:
         group_length = self.context_length * self.consecutive_windows
         self.sampler = WindowSampler(len(self.stream), group_length, self.seed)
 
     def batch(self, first_sample: int, batch_size: int) -> Batch:
-        """Samples [first_sample, first_sample + batch_size) as contiguous tensors."""
+        """Read samples [first_sample, first_sample + batch_size) as contiguous tensors."""
         return self.samples(np.arange(first_sample, first_sample + batch_size))
 
     def samples(self, numbers: np.ndarray) -> Batch:
-        """Any samples by their numbers, int64 (B,), as contiguous tensors."""
+        """Read samples by number, int64 (B,), as contiguous tensors."""
         groups, parts = np.divmod(numbers, self.consecutive_windows)
         starts = self.sampler.position(groups) + parts * self.context_length
         length = self.context_length
-        read = [self.stream.read(start, length + 1) for start in starts.tolist()]
-        windows = torch.from_numpy(np.stack(read))
+        rows = [self.stream.read(start, length + 1) for start in starts.tolist()]
+        windows = torch.from_numpy(np.stack(rows))
         doc_start = doc_starts(self.stream, starts, length) if self.document_mask else None
         return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), doc_start)
 
 
 @dataclass(eq=False)
 class ValidationBatches:
-    """The whole validation split once, in windows that do not overlap.
+    """Batches that cover the whole validation split once, in windows that do not overlap.
 
-    All batches have the full shape, so that compiled code sees one shape: what is left over after
-    the last token has targets `IGNORE`. Every rank gets the same number of batches, and over all
-    ranks every token but the first is a target exactly once.
+    All batches have the full shape, so compiled code sees one shape; positions after the last token
+    have target `IGNORE`. Every rank gets the same number of batches. Over all ranks, every token
+    except the first is a target exactly once.
 
     Raises:
         ValueError: The stream has no target, or an argument is out of range.
@@ -72,13 +72,13 @@ class ValidationBatches:
     stream: TokenStream
     context_length: int
     batch_size: int
-    """Sequences a batch, on each rank."""
+    """Sequences per batch and rank."""
     _: KW_ONLY
     rank: int = 0
-    """This process, in [0, world_size)."""
+    """Rank of this process, in [0, world_size)."""
     world_size: int = 1
     document_mask: bool = False
-    """Whether batches say where documents start."""
+    """Whether batches contain `doc_start`."""
 
     def __post_init__(self) -> None:
         if min(self.context_length, self.batch_size) < 1:
@@ -95,16 +95,16 @@ class ValidationBatches:
             )
 
     def __len__(self) -> int:
-        """Batches of each rank."""
+        """Number of batches per rank."""
         n_targets = len(self.stream) - 1
         return -(-n_targets // (self.context_length * self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches on the CPU; targets hold `IGNORE` as padding."""
+        """Yield batches on the CPU; padded targets are `IGNORE`."""
         for number in range(len(self)):
             inputs = torch.zeros(self.batch_size, self.context_length, dtype=torch.int64)
             targets = torch.full_like(inputs, IGNORE)
-            # consecutive windows are one range of the stream, so the padding is only at its end
+            # The windows of a batch are one contiguous range, so only its end is padded.
             start = (number * self.world_size + self.rank) * inputs.numel()
             n_scored = min(inputs.numel(), len(self.stream) - 1 - start)
             if n_scored > 0:
@@ -119,10 +119,11 @@ class ValidationBatches:
 
 
 def doc_starts(stream: TokenStream, starts: np.ndarray, length: int) -> torch.Tensor:
-    """Where in its window each token's document begins, 0 if before the window.
+    """Column at which each token's document begins, (B, T) int32 on the CPU; at least 0.
 
-    Windows of T = `length` tokens that begin at `starts`, int64 (B,), in the stream give int32
-    (B, T), on the CPU.
+    Args:
+        starts: Stream positions of the windows, int64 (B,).
+        length: T, tokens of each window.
     """
     positions = starts[:, None] + np.arange(length)
     documents = np.searchsorted(stream.document_starts, positions, side="right") - 1

@@ -1,4 +1,4 @@
-"""What a language model is trained on."""
+"""Data settings of language models."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """One more corpus of a mixture."""
+    """An additional corpus of a mixture."""
 
     path: str
     """Folder of the prepared text, made with the same tokenizer as data.path."""
     weight: float = 1.0
-    """Its share of the samples, beside data.weight and the others'."""
+    """Weight of its samples, relative to data.weight and the weights of the other corpora."""
 
     def __post_init__(self) -> None:
         _check_weight("data.mix[].weight", self.weight)
@@ -19,22 +19,22 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What a language model is trained on."""
+    """Data settings of a language model."""
 
     path: str
-    """Folder of the prepared text. `python -m scripts.prepare_text TEXT... --out PATH` makes it of
-    text files."""
+    """Folder of the prepared text. `python -m scripts.prepare_text TEXT... --out PATH` creates it
+    from text files."""
     weight: float = 1.0
-    """Where there is data.mix: data.path's share of the samples, beside the others' weights."""
+    """With data.mix: weight of data.path's samples, relative to the weights of the others."""
     mix: list[Corpus] = field(default_factory=list)
-    """More corpora, of which samples are drawn by weight: [{path: out/data/code, weight: 0.5}]. The
-    validation loss stays that of data.path; each of theirs is recorded, too."""
+    """Additional corpora, sampled by weight: [{path: out/data/code, weight: 0.5}]. The validation
+    loss is that of data.path; those of the other corpora are recorded separately."""
     document_mask: bool = False
-    """Whether a token sees only those of its own document. Sequences are cut from one stream of
-    tokens, so that most hold the ends and beginnings of several documents (packing)."""
+    """Restrict attention to tokens of the same document. Sequences are cut from one stream of
+    tokens, so most contain parts of several documents (packing)."""
     consecutive_windows: int = 1
-    """Samples in a row that follow each other in the text. With 4, a context of 1K is trained on
-    the tokens of a context of 4K, in their order, so that two such runs differ in nothing else."""
+    """Number of consecutive samples that are adjacent in the text. With 4, a run with 1K context
+    sees the same tokens in the same order as a run with 4K context, so only the context differs."""
 
     def __post_init__(self) -> None:
         _check_weight("data.weight", self.weight)
@@ -44,10 +44,10 @@ class DataConfig:
                 "corpora there."
             )
         paths = [self.path, *(corpus.path for corpus in self.mix)]
-        if twice := {path for path in paths if paths.count(path) > 1}:
+        if duplicates := {path for path in paths if paths.count(path) > 1}:
             raise ValueError(
-                f"{' and '.join(sorted(twice))} is in data.path and data.mix more than once: give "
-                "it one weight."
+                f"{' and '.join(sorted(duplicates))} is in data.path and data.mix more than once: "
+                "give it one weight."
             )
         if self.consecutive_windows < 1:
             raise ValueError(

@@ -1,9 +1,9 @@
-"""Where the documents of a corpus come from: the hub, local files, or Python's standard library.
+"""Sources of documents: the Hugging Face hub, local files, or Python's standard library.
 
-A source yields its documents in one fixed order and says for each whether it is for training or for
-validation, so that preparing a corpus is one pass that can start anywhere: `documents(start)`
-yields those from number `start` on. `describe()` tells what decides the documents and their split,
-as plain JSON values.
+A source yields its documents in a fixed order and assigns each to training or validation. Preparing
+a corpus is therefore one pass that can start anywhere: `documents(start)` yields the documents from
+number `start` on. `describe()` returns the settings that determine documents and splits, as JSON
+values.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from data.text.readers import (
 )
 
 OPENWEBTEXT = "Skylion007/openwebtext"
-SPLIT_SEED = 2357  # nanoGPT's seed for splitting OpenWebText; other sources split by it too
+SPLIT_SEED = 2357  # nanoGPT's seed for splitting OpenWebText, used for all sources
 HUB_VAL_RATIO = 0.0005
 LOCAL_VAL_RATIO = 0.01
 
@@ -44,34 +44,34 @@ class Document(NamedTuple):
     """One document of a source."""
 
     number: int
-    """Its place in the source's order."""
+    """Index in the order of the source."""
     split: str
     text: str
     done: float
-    """Share of the source read by its end."""
+    """Fraction of the source read up to the end of this document."""
     left_out: str | None = None
-    """Why the document is not used, in which case `text` is empty."""
+    """Reason why the document is not used, or None; if set, `text` is empty."""
 
 
 class DocumentSource(Protocol):
-    """Where documents come from."""
+    """Source of documents."""
 
     def describe(self) -> dict[str, Any]:
-        """What decides the documents and their split, as plain JSON values."""
+        """Settings that determine the documents and their splits, as JSON values."""
         ...
 
     def documents(self, start: int = 0) -> Iterator[Document]:
-        """Those from number `start` on, in order."""
+        """Yield the documents from number `start` on, in order."""
         ...
 
 
 def load_document(
     number: int, split: str, load: Callable[[], str], done: float, *, skip_bad: bool
 ) -> Document:
-    """A document with the text that `load` gives, or left out where there is none to use.
+    """Load the text of a document, or mark the document as left out if it cannot be used.
 
     Raises:
-        ValueError: It cannot be used, and `skip_bad` is false.
+        ValueError: The document cannot be used, and `skip_bad` is false.
     """
     try:
         return Document(number, split, load(), done)
@@ -90,9 +90,9 @@ def split_of(number: int, val_ratio: float) -> str:
 
 @dataclass(frozen=True)
 class HubSource:
-    """A dataset of the Hugging Face hub, split as nanoGPT splits OpenWebText.
+    """Dataset on the Hugging Face hub, split as nanoGPT splits OpenWebText.
 
-    All training documents come first, then all of validation.
+    All training documents come first, then all validation documents.
     """
 
     name: str
@@ -102,7 +102,7 @@ class HubSource:
     skip_bad: bool = False
 
     def describe(self) -> dict[str, Any]:
-        # names and sizes, not the commit: one that edits the dataset's page changes no document
+        # Names and sizes instead of the commit: editing the dataset's page changes no document.
         files = self._splits["train"].info.download_checksums or {}
         listing = [f"{url.rpartition('/')[2]} {file['num_bytes']}" for url, file in files.items()]
         return {
@@ -133,10 +133,10 @@ class HubSource:
     @cached_property
     def _splits(self) -> dict[str, Any]:
         remedy = (
-            "check the name and the network, or download the dataset elsewhere (hf download "
-            f"--repo-type dataset {self.name}) and give its files: {SUPPORTED}"
+            "check the name and the network, or download the dataset on another machine (hf "
+            f"download --repo-type dataset {self.name}) and pass its files: {SUPPORTED}"
         )
-        with from_hub(f"{self.name} is no local file, and as a dataset", remedy):
+        with from_hub(f"{self.name} is not a local file, and as a dataset", remedy):
             import datasets
 
             rows = datasets.load_dataset(self.name, self.config, split="train")
@@ -149,9 +149,9 @@ class HubSource:
 
 @dataclass
 class FileSource:
-    """Local files in the given order, folders and globs in sorted order.
+    """Local files in the given order; folders and globs in sorted order.
 
-    Validation is either the files of `val`, read after the rest, or a share drawn by document.
+    Validation is either the files of `val`, read last, or a random fraction of the documents.
     """
 
     names: Sequence[str]
@@ -162,31 +162,32 @@ class FileSource:
     as_text: bool = False
     """Read files of other formats as plain text."""
     skip_bad: bool = False
-    """Leave out, and count, the documents that are no text or empty."""
+    """Leave out and count documents that are not text, or empty."""
 
     def __post_init__(self) -> None:
         if self.txt_separator == "":
             raise ValueError(
-                "txt_separator must not be empty; leave it out for one document a file."
+                "txt_separator must not be empty; leave it out for one document per file."
             )
-        found = LocalFiles(self.as_text)
-        train_files, val_files = found.find(self.names), found.find(self.val)
+        local_files = LocalFiles(self.as_text)
+        train_files, val_files = local_files.find(self.names), local_files.find(self.val)
         files = train_files + val_files
-        self._left_out_files = found.summary()
+        self._left_out_files = local_files.summary()
         self._val_files = set(val_files)
         self._sizes = {path: path.stat().st_size for path in files}
         if self.txt_separator and all(file_format(path) in ("jsonl", "parquet") for path in files):
             raise ValueError(
-                f"txt_separator={self.txt_separator!r} has no meaning without a .txt file; "
+                f"txt_separator={self.txt_separator!r} has no effect without a .txt file; "
                 "leave it out."
             )
         whole_files = [path for path in files if holds_one_document(path, self.txt_separator)]
         for path in whole_files:
             if self._sizes[path] > MAX_DOCUMENT_BYTES:
-                # read_file would say it as well, but perhaps after hours
+                # fail now: read_file would raise the same error, but perhaps after hours
                 raise ValueError(
-                    f"{path} has {self._sizes[path]:,} bytes, too many for one document in memory; "
-                    "name what stands between its documents with --txt-separator."
+                    f"{path} has {self._sizes[path]:,} bytes, but one document in memory may have "
+                    f"at most {MAX_DOCUMENT_BYTES:,}; pass the separator of its documents with "
+                    "--txt-separator."
                 )
         if whole_files == files and not self.val and not self.are_few():
             splits = {split_of(number, self.val_ratio) for number in range(len(files))}
@@ -194,9 +195,9 @@ class FileSource:
                 raise ValueError(empty_split_message(len(files), splits.pop()))
 
     def are_few(self) -> bool:
-        """Whether `val_ratio` of the documents is less than one of them."""
-        enough = math.ceil(1 / self.val_ratio)
-        return sum(1 for _ in islice(self._records(), enough)) < enough
+        """Whether `val_ratio` of the documents is less than one document."""
+        n_needed = math.ceil(1 / self.val_ratio)
+        return sum(1 for _ in islice(self._records(), n_needed)) < n_needed
 
     def describe(self) -> dict[str, Any]:
         listing = [
@@ -230,11 +231,11 @@ class FileSource:
             except MemoryError as error:
                 raise ValueError(
                     f"{path}: document {number} takes more memory than there is, or than ulimit -v "
-                    "allows; split it, a .txt file for example with --txt-separator."
+                    "allows; split it (a .txt file with --txt-separator, for example)."
                 ) from error
 
     def _records(self) -> Iterator[tuple[Path, Callable[[], str], float]]:
-        """The file of each document, what loads its text, and the share of all bytes read."""
+        """Yield each document's file, a function that loads its text, and the fraction read."""
         total = max(1, sum(self._sizes.values()))
         read = 0
         for path, size in self._sizes.items():
@@ -244,19 +245,19 @@ class FileSource:
 
 
 class StdlibSource:
-    """The Python files of the running interpreter's standard library: a corpus always at hand.
+    """Python files of the running interpreter's standard library, which is always available.
 
-    The order is by a hash of the relative path, since neighbours in a folder are alike. Files that
-    are not UTF-8 (a few of Python's own tests) are left out and counted in `describe()`.
+    They are ordered by a hash of the relative path, because neighbours in a folder are similar.
+    Files that are not UTF-8 (a few of Python's own tests) are left out and counted in `describe()`.
     """
 
     def __init__(self, val_ratio: float = LOCAL_VAL_RATIO) -> None:
         self._val_ratio = val_ratio
         root = Path(sysconfig.get_paths()["stdlib"])
-        own = [path.relative_to(root).as_posix() for path in _python_files(root)]
-        own.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
-        self._files = [root / name for name in own if _is_utf8(root / name)]
-        self._skipped = len(own) - len(self._files)
+        names = [path.relative_to(root).as_posix() for path in _python_files(root)]
+        names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+        self._files = [root / name for name in names if _is_utf8(root / name)]
+        self._skipped = len(names) - len(self._files)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -276,17 +277,17 @@ class StdlibSource:
 
 
 def empty_split_message(n_documents: int, full_split: str) -> str:
-    """The sentence for a corpus all of whose documents fell into one split."""
+    """Error message for a corpus whose documents all fell into one split."""
     empty = "val" if full_split == "train" else "train"
     return (
         f"All {n_documents:,} documents fell into {full_split} and none into {empty}; pass --val "
-        "FILE, another --val-ratio (0.1, say), or, for a text file that holds many documents, "
-        "--txt-separator."
+        "FILE, another --val-ratio (0.1, for example), or, for a text file that holds many "
+        "documents, --txt-separator."
     )
 
 
 def _fingerprint(path: Path, size: int) -> str:
-    """A hash of both ends of a file: cheap, and equal for a copy, whose time would differ."""
+    """Hash of both ends of a file: cheap, and, unlike the mtime, equal for a copy."""
     with path.open("rb") as file:
         ends = file.read(_END_BYTES)
         file.seek(max(0, size - _END_BYTES))
@@ -300,7 +301,7 @@ def _sha256_of_lines(lines: Sequence[str]) -> str:
 
 def _python_files(root: Path) -> Iterator[Path]:
     for folder, subfolders, names in os.walk(root):
-        # pruned here, since installed packages can be far more files than the library itself
+        # prune: installed packages can have far more files than the library itself
         foreign = {"site-packages", "dist-packages", "__pycache__"}
         subfolders[:] = [name for name in subfolders if name not in foreign]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))

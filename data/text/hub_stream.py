@@ -1,4 +1,4 @@
-"""Documents of a dataset on the hub as they arrive: nothing of it is kept on the disk."""
+"""Stream the documents of a dataset on the hub, without storing it on disk."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,9 +13,10 @@ from data.text.readers import check_column, checked_text
 
 @dataclass(frozen=True)
 class HubStream:
-    """A dataset of the Hugging Face hub, or its beginning, read over the network.
+    """Dataset on the Hugging Face hub, or its beginning, streamed over the network.
 
-    Validation is a share drawn by document, as documents come: the whole need not be known.
+    Validation is a random fraction of the documents, drawn as they arrive, so their total number
+    need not be known.
     """
 
     name: str
@@ -41,7 +42,7 @@ class HubStream:
             )
 
     def _read(self, start: int) -> Iterator[dict[str, Any]]:
-        """Rows from a number on."""
+        """Yield rows from number `start` on."""
         n_left = None if self.max_documents is None else max(0, self.max_documents - start)
         rows = islice(self._rows.skip(start) if start else self._rows, n_left)
         while True:
@@ -52,7 +53,7 @@ class HubStream:
             yield row
 
     def _done(self, number: int) -> float:
-        """The share that is read with this document; 0 where nobody says how many there are."""
+        """Fraction of the stream read up to this document; 0 if the total is unknown."""
         return 0.0 if self._n_documents is None else min(1.0, (number + 1) / self._n_documents)
 
     @cached_property
@@ -64,11 +65,11 @@ class HubStream:
 
     @property
     def _remedy(self) -> str:
-        return "check the name and the network; the same command goes on where this one ended"
+        return "check the name and the network; the same command resumes where this one ended"
 
     @cached_property
     def _commit(self) -> str:
-        """What the dataset was when it was first asked for: another one has other documents."""
+        """Commit of the dataset at the first request; another commit may have other documents."""
         with from_hub(f"{self.name}, as a dataset,", self._remedy):
             from huggingface_hub import HfApi
 
@@ -82,7 +83,7 @@ class HubStream:
             rows: Any = datasets.load_dataset(
                 self.name, self.config, split="train", streaming=True, revision=self._commit
             )
-            # not every format says its columns before a row is read
+            # some formats do not know their columns before a row is read
             columns = rows.column_names or list(next(iter(rows), {}))
         check_column(self.name, self.text_field, columns)
         return rows.select_columns([self.text_field])

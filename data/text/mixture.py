@@ -1,9 +1,9 @@
-"""Training batches from several corpora, by weight.
+"""Weighted mixture of several corpora in training batches.
 
-Which corpus a sample is of, and which of that corpus's samples, are pure functions of the seed and
-its number, as in `data.sampler`: samples come in rounds of `ROUND`, in each of which every corpus
-has its share of places, drawn anew. A corpus's own samples follow each other without a gap, so that
-each of its epochs sees all of its text once.
+The corpus of a sample, and its number in that corpus, are pure functions of the seed and the sample
+number, as in `data.sampler`. Samples come in rounds of `ROUND`. In each round, every corpus gets
+its share at new random places. The sample numbers of a corpus have no gaps, so each of its epochs
+sees all of its text once.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ import torch
 from data.sampler import Permutation
 from data.text.batches import Batch, TrainBatches
 
-ROUND = 4096  # samples in which the shares are exact: whole numbers of these
+ROUND = 4096  # samples per round; the share of each corpus is a whole number of them
 
 
 @dataclass(eq=False)
 class Mixture:
-    """Which corpus a sample is of, and which of its samples.
+    """Map from sample numbers to corpora and their own sample numbers.
 
     Raises:
-        ValueError: A weight is not positive, or so small that a corpus would have no sample.
+        ValueError: A weight is not positive, or is too small for even one sample per round.
     """
 
     weights: Sequence[float]
-    """Of the corpora, in any unit."""
+    """Relative weights of the corpora."""
     seed: int
 
     def __post_init__(self) -> None:
@@ -38,29 +38,29 @@ class Mixture:
                 raise ValueError(f"weight={weight} of a corpus must be a finite number above 0.")
             if weight / total < 1 / ROUND:
                 raise ValueError(
-                    f"weight={weight} is less than one in {ROUND} of {total:g}, the sum of all: "
-                    "raise it, or leave the corpus out."
+                    f"weight={weight} must be at least 1/{ROUND} of {total:g}, the sum of all "
+                    "weights: raise it, or leave the corpus out."
                 )
         self.quotas = _quotas([weight / total for weight in self.weights])
-        """Samples of each corpus in a round."""
+        """Samples of each corpus per round."""
         self._ends = np.cumsum(self.quotas)
 
     def of(
         self, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The corpus of each sample, and its number there: int64 of the shape of `numbers`."""
-        rounds, places = np.divmod(numbers, ROUND)
-        drawn = np.empty_like(places)
+        """Corpus of each sample, and its number in that corpus: int64, shaped like `numbers`."""
+        rounds, offsets = np.divmod(numbers, ROUND)
+        shuffled = np.empty_like(offsets)
         for number in np.unique(rounds).tolist():
-            here = rounds == number
-            drawn[here] = Permutation(ROUND, (self.seed, number, 2))(places[here])
-        corpus = np.searchsorted(self._ends, drawn, side="right")
+            mask = rounds == number
+            shuffled[mask] = Permutation(ROUND, (self.seed, number, 2))(offsets[mask])
+        corpus = np.searchsorted(self._ends, shuffled, side="right")
         quotas = np.array(self.quotas)[corpus]
-        return corpus, rounds * quotas + drawn - (self._ends[corpus] - quotas)
+        return corpus, rounds * quotas + shuffled - (self._ends[corpus] - quotas)
 
 
 def _quotas(shares: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to ROUND, each within one of its share, and at least 1."""
+    """Round shares of ROUND to positive integers with sum ROUND, each within 1 of its share."""
     exact = [share * ROUND for share in shares]
     quotas = [max(1, int(value)) for value in exact]
     rest = sorted(range(len(exact)), key=lambda i: quotas[i] - exact[i])
@@ -71,31 +71,31 @@ def _quotas(shares: Sequence[float]) -> list[int]:
 
 @dataclass(eq=False)
 class MixedBatches:
-    """`TrainBatches` of several corpora: any batch at any time, the same on any number of GPUs."""
+    """Training batches from several corpora, in random access like `TrainBatches`."""
 
     corpora: Sequence[TrainBatches]
-    """Alike but for their streams."""
+    """Batches of each corpus, with equal settings."""
     mixture: Mixture
 
     def batch(self, first_sample: int, batch_size: int) -> Batch:
-        """Samples [first_sample, first_sample + batch_size) as contiguous tensors."""
+        """Read samples [first_sample, first_sample + batch_size) as contiguous tensors."""
         consecutive = self.corpora[0].consecutive_windows
         groups, parts = np.divmod(np.arange(first_sample, first_sample + batch_size), consecutive)
         corpus, group = self.mixture.of(groups)
         numbers = group * consecutive + parts
-        found = {
+        batches = {
             index: (corpus == index, self.corpora[index].samples(numbers[corpus == index]))
             for index in np.unique(corpus).tolist()
         }
 
-        def together(name: str) -> torch.Tensor:
-            parts = {index: getattr(batch, name) for index, (_, batch) in found.items()}
+        def merge(name: str) -> torch.Tensor:
+            parts = {index: getattr(batch, name) for index, (_, batch) in batches.items()}
             first = next(iter(parts.values()))
             out = first.new_empty(batch_size, *first.shape[1:])
-            for index, (rows, _) in found.items():
+            for index, (rows, _) in batches.items():
                 out[torch.from_numpy(rows)] = parts[index]
             return out
 
         masked = self.corpora[0].document_mask
-        doc_start = together("doc_start") if masked else None
-        return Batch(together("tokens"), together("targets"), doc_start)
+        doc_start = merge("doc_start") if masked else None
+        return Batch(merge("tokens"), merge("targets"), doc_start)

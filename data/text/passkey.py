@@ -1,8 +1,8 @@
-"""Pass keys hidden in text: sentences that name a door's number, and at the end questions for it.
+"""Pass key retrieval: sentences in a long text name the pass keys of doors, and questions end it.
 
-The task of Mohtashami and Jaggi 2023, "Landmark Attention" (arXiv 2305.16300), in haystacks of real
-text. Keys are those of doors, so that a text can hold several. As prompts of an exact length they
-test a model; as documents they teach it.
+The task follows Mohtashami and Jaggi 2023, "Landmark Attention" (arXiv 2305.16300), with haystacks
+of real text. Each key belongs to a numbered door, so that a text can hold several keys. Prompts of
+an exact length are used for evaluation, documents for training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,21 +28,21 @@ VAL_EVERY = 100
 
 
 class Key(NamedTuple):
-    """What is hidden."""
+    """Hidden pass key of a door."""
 
     door: int
     digits: str
     depth: float
-    """Where it stands in the haystack: 0 at the beginning, 1 at the end."""
+    """Relative position in the haystack: 0 at the beginning, 1 at the end."""
 
 
 class Prompt(NamedTuple):
-    """A haystack with needles, questions, and the answer to the last of them: token ids."""
+    """Token ids of a haystack with needles, then questions, then the answer to the last one."""
 
     tokens: list[int]
-    """All of them, the answer included."""
+    """All token ids, including the answer."""
     n_answer: int
-    """Tokens of the answer, at the end: the digits, without what follows."""
+    """Number of answer tokens at the end: the digits only, without the full stop."""
 
 
 def make_prompt(
@@ -53,15 +53,15 @@ def make_prompt(
     *,
     n_asked: int = 1,
 ) -> Prompt:
-    """A prompt of exactly `length` tokens.
+    """Build a prompt of exactly `length` tokens.
 
     Args:
-        haystack: int64 ids of text, as many as the prompt or more.
-        keys: of different doors, in any order.
-        n_asked: how many keys, the first of them, are asked for, one after the other; at least 1.
+        haystack: int64 token ids of text, at least `length` of them.
+        keys: Keys of different doors, in any order.
+        n_asked: The first `n_asked` >= 1 keys are asked for, one after the other.
 
     Raises:
-        ValueError: the length has no room for needles and questions.
+        ValueError: The length has no room for needles and questions.
     """
     needles = [
         (key.depth, tokenizer.encode(NEEDLE.format(door=key.door, digits=key.digits)))
@@ -70,7 +70,7 @@ def make_prompt(
     questions: list[int] = []
     answer: list[int] = []
     for key in keys[:n_asked]:
-        # with what follows it, as in the needle: some tokenizers join what is next to each other
+        # Keep the answer's full stop, as in the needle: some tokenizers merge it with the digits.
         questions += [*answer, *tokenizer.encode(QUESTION.format(door=key.door))]
         answer = tokenizer.encode(ANSWER.format(digits=key.digits))
     del answer[-len(tokenizer.encode(".")) :]
@@ -78,20 +78,20 @@ def make_prompt(
     if room < 0:
         raise ValueError(
             f"a prompt of {length} tokens has no room for needles, questions and answers, which "
-            f"take {length - room}: ask for a longer one"
+            f"take {length - room}: choose a longer one"
         )
     tokens: list[int] = []
     start = 0
     for depth, needle in sorted(needles):
-        place = round(depth * room)
-        tokens += [*haystack[start:place].tolist(), *needle]
-        start = place
+        position = round(depth * room)
+        tokens += [*haystack[start:position].tolist(), *needle]
+        start = position
     tokens += [*haystack[start:room].tolist(), *questions, *answer]
     return Prompt(tokens, len(answer))
 
 
 def draw_keys(rng: np.random.Generator, depths: Sequence[float]) -> list[Key]:
-    """Keys of five digits, the first of which is not 0, of different doors."""
+    """Draw keys of five digits without a leading 0, for different doors."""
     doors = rng.permutation(DOORS)[: len(depths)].tolist()
     digits = rng.integers(10_000, 100_000, len(depths)).tolist()
     return [
@@ -107,17 +107,17 @@ def tokens_of_key(tokenizer: TextTokenizer) -> int:
 
 @dataclass(frozen=True)
 class PasskeySource:
-    """Documents with keys and the questions for all of them; haystacks are of a prepared corpus.
+    """Source of documents with pass keys and questions for all keys, in text of a prepared corpus.
 
-    Lengths are drawn from little more than a needle and its question to `longest` tokens, so that
-    one octave has as many tokens as the next, and depths uniformly. At most half of a text are
-    needles and questions, and as many texts have one octave of numbers of keys as the next: so
-    there are easy ones to begin with, and many distances in the long ones. Each document is a pure
-    function of seed and number.
+    Lengths range from slightly more than a needle and its question to `longest` tokens, such that
+    each octave of lengths has the same total number of tokens. Depths are uniform. Needles and
+    questions take at most half of a text. The number of keys is log-uniform: each octave has the
+    same number of texts. Some documents are therefore easy, and long ones have many distances
+    between key and question. Each document is a pure function of seed and number.
 
     Raises:
-        ValueError: `longest` has no room for a haystack, or no document is for validation,
-            or the corpus is too small for one.
+        ValueError: `longest` has no room for a haystack, no document is for validation, or the
+            corpus is too small for one document.
     """
 
     corpus: Path
@@ -128,25 +128,25 @@ class PasskeySource:
     def __post_init__(self) -> None:
         if self.n_documents < VAL_EVERY:
             raise ValueError(
-                f"n_documents={self.n_documents} must be at least {VAL_EVERY}: one of so many is "
-                "for validation."
+                f"n_documents={self.n_documents} must be at least {VAL_EVERY}: one in {VAL_EVERY} "
+                "documents is for validation."
             )
         if self.longest <= self._shortest:
             raise ValueError(
-                f"longest={self.longest} tokens must be above {self._shortest}: a needle and its "
-                "question take most of those."
+                f"longest={self.longest} tokens must be above {self._shortest}, most of which are "
+                "a needle and its question."
             )
         for split, stream in self._streams.items():
             if len(stream) < self._shortest:
                 raise ValueError(
-                    f"{split} of {self.corpus} has {len(stream)} tokens, and a document with a key "
-                    f"needs {self._shortest}: give a larger corpus."
+                    f"{split} of {self.corpus} has {len(stream)} tokens, but a document with a key "
+                    f"needs {self._shortest}: pass a larger corpus."
                 )
 
     def describe(self) -> dict[str, Any]:
         manifest = self._streams["train"].manifest
-        about = asdict(self) | {"corpus": self.corpus.resolve().name}
-        return {"kind": "passkey", **about, "tokens": manifest.splits["train"].tokens}
+        settings = asdict(self) | {"corpus": self.corpus.resolve().name}
+        return {"kind": "passkey", **settings, "tokens": manifest.splits["train"].tokens}
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         for number in range(start, self.n_documents):
@@ -159,8 +159,8 @@ class PasskeySource:
         longest = min(self.longest, len(stream))
         length = int(1 / rng.uniform(1 / longest, 1 / self._shortest))
         first = int(rng.integers(0, len(stream) - length + 1))
-        most = min(max(1, length // (2 * self._one_key)), len(DOORS))
-        n_keys = int(most ** rng.random())
+        max_keys = min(max(1, length // (2 * self._one_key)), len(DOORS))
+        n_keys = int(max_keys ** rng.random())
         keys = draw_keys(rng, rng.random(n_keys).tolist())
         haystack = stream.read(first, length)
         prompt = make_prompt(self._tokenizer, haystack, keys, length, n_asked=n_keys)
@@ -173,7 +173,7 @@ class PasskeySource:
 
     @property
     def _shortest(self) -> int:
-        """Tokens of one key, and a few of text."""
+        """Minimum number of tokens of a document: one key and a little text."""
         return 16 + self._one_key
 
     @cached_property

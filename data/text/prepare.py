@@ -1,10 +1,10 @@
-"""From documents to a finished folder of token shards, able to go on wherever it was stopped.
+"""Prepare a folder of token shards from documents; an interrupted run can resume anywhere.
 
     documents -> pieces -> batches -> token ids -> shard writers, one per split
                  read-ahead thread    encoder: all cores
 
-Every few million tokens the writers sync and progress.json records how many documents are safe.
-The shards depend on the documents alone, so a run that was killed ends in the same bytes.
+Every few million tokens, the writers sync and progress.json records how many documents are safe.
+The shards depend only on the documents, so a killed and resumed run gives the same bytes.
 """
 
 import time
@@ -56,56 +56,59 @@ BPE_SAMPLE_CHARS = 16_000_000
 LONG_DOCUMENT_TOKENS = (1024, 4096, 16384)
 
 OnProgress = Callable[[SplitInfo, float], None]
-"""Takes the counts of both splits, earlier runs included, and the share of the source read."""
+"""Callback with the counts of both splits, including earlier runs, and the fraction read."""
 
 _WITHOUT_EFFECT = ("source.skip_bad", "source.left_out_files")
-"""Settings that do not decide by themselves what is in the shards."""
+"""Settings that do not determine the content of the shards by themselves."""
 _TEXT_RULES = 2
-"""Version of the rules by which texts are read and cut, which resumed work must not mix. Version 1
-kept byte order marks and line ends, and did not cut a long document for every tokenizer."""
+"""Version of the rules for reading and cutting texts; a resumed run must not mix versions.
+
+Version 1 kept byte order marks and line ends, and did not cut long documents for every tokenizer.
+"""
 _COMMIT_TOKENS = 1 << 23
 _PIECE_CHARS = 1 << 15
 _BATCH_CHARS = 1 << 21
 
 
 class Piece(NamedTuple):
-    """A part of a document, small enough to share the work of a long one between cores."""
+    """Part of a document, small enough to spread the work of a long document over all cores."""
 
     document: Document
     text: str
     is_last: bool
     done: float
-    """Share of the source read by its end."""
+    """Fraction of the source read up to the end of this piece."""
 
 
 @dataclass
 class PrepareState:
-    """What progress.json records between runs."""
+    """Contents of progress.json, the state between runs."""
 
     settings: dict[str, Any]
-    """As they go into the manifest."""
+    """Settings as they are stored in the manifest."""
     splits: dict[str, SplitInfo]
-    """Counts; tokens beyond the finished shards are in an open one."""
+    """Counts of each split; tokens that are not in finished shards are in an open one."""
     documents_read: int = 0
-    """Documents of the source that the counts cover: the number to go on from."""
+    """Number of documents that the counts cover; a resumed run starts with this document."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Documents among those read that were left out, by reason."""
+    """Number of documents read but left out, by reason."""
     tokenizer_sha256: str | None = None
-    """Of the tokenizer.json beside the shards, once it is written."""
+    """SHA-256 of the tokenizer.json next to the shards, once it is written."""
     text_rules: int = _TEXT_RULES
-    """`_TEXT_RULES` of the work so far."""
+    """Version of the text rules of the work so far, see `_TEXT_RULES`."""
     format_version: int = FORMAT_VERSION
 
     def save(self, out: Path) -> None:
-        """Write progress.json atomically; what it counts must be on the disk already."""
+        """Write progress.json atomically; everything that it counts must be on disk already."""
         write_atomically(out / PROGRESS, to_json(asdict(self)))
 
     @staticmethod
     def load(out: Path, settings: dict[str, Any]) -> "PrepareState":
-        """Read progress.json, or begin it.
+        """Read progress.json, or create it.
 
         Raises:
-            ValueError: It was begun with other settings or by an older version, or is damaged.
+            ValueError: The work was begun with other settings or by an older version, or the file
+                is damaged.
         """
         if not (out / PROGRESS).exists():
             state = PrepareState(settings, {"train": SplitInfo(), "val": SplitInfo()})
@@ -118,12 +121,11 @@ class PrepareState:
             state = PrepareState(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{out / PROGRESS} lacks what it must have ({error}); delete {out} and prepare it "
-                "again."
+                f"{out / PROGRESS} lacks a field ({error}); delete {out} and prepare it again."
             ) from error
         if state.text_rules != _TEXT_RULES:
             raise ValueError(
-                f"{out} was begun by another version, which read and cut texts by other rules, and "
+                f"{out} was begun by another version, which read and cut texts by other rules. It "
                 "cannot be finished: delete it, or choose another --out folder."
             )
         _check_same(out, state, settings)
@@ -133,15 +135,15 @@ class PrepareState:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareReport:
-    """What `prepare` did."""
+    """Result of `prepare`."""
 
     manifest: Manifest
     seconds: float
     """Wall time of this run."""
     new_text_bytes: int
-    """UTF-8 bytes of text that this run encoded; 0 if the folder was finished before."""
+    """UTF-8 bytes of text that this run encoded; 0 if the folder was already finished."""
     long_document_shares: dict[str, tuple[float, ...]]
-    """By split: share of the tokens in documents of over 1,024, 4,096 and 16,384 tokens."""
+    """By split: fraction of tokens in documents longer than 1,024, 4,096 and 16,384 tokens."""
 
 
 def prepare(
@@ -154,28 +156,28 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     on_progress: OnProgress = lambda counts, done: None,
 ) -> PrepareReport:
-    """Tokenize a source into `out`, going on where an earlier run of the same settings stopped.
+    """Tokenize a source into `out`; resumes an interrupted run with the same settings.
 
     Args:
-        source: The documents, see `data.text.documents.open_source`.
-        out: Folder for the shards; made if missing.
-        tokenizer: "gpt2", the default, or the path of a tokenizer.json.
-        train_bpe: Instead, entries of a byte-level BPE to train on the first 16M characters of
-            the training documents.
-        end_of_text: Special token that ends documents; by default that of a tokenizer that was
-            saved with one, and "<|endoftext|>" of others.
-        shard_tokens: Tokens at which a shard ends with its current document.
+        source: Source of documents, see `data.text.sources.open_source`.
+        out: Folder for the shards, created if missing.
+        tokenizer: "gpt2" (the default) or the path of a tokenizer.json.
+        train_bpe: Instead of `tokenizer`: vocabulary size of a byte-level BPE to train on the first
+            16M characters of the training documents.
+        end_of_text: Special token that ends documents. The default is the token that the tokenizer
+            was saved with, or else "<|endoftext|>".
+        shard_tokens: A shard ends with the document that brings it to this many tokens.
         on_progress: Called after every batch.
 
     Raises:
-        ValueError: The folder holds work of other settings, a split is empty, or a document is
+        ValueError: The folder was begun with other settings, a split is empty, or a document is
             unreadable.
     """
     started = time.perf_counter()
     if train_bpe is not None:
         if tokenizer is not None:
             raise ValueError(
-                f"tokenizer={tokenizer!r} and train_bpe={train_bpe} exclude each other: give one."
+                f"tokenizer={tokenizer!r} and train_bpe={train_bpe} exclude each other: pass one."
             )
         check_bpe_vocab_size(train_bpe)
     if end_of_text == "":
@@ -219,9 +221,10 @@ def prepare(
 
 
 def _check_same(out: Path, before: PrepareState | Manifest, settings: dict[str, Any]) -> None:
-    """Refuse work that other settings began, if they lead to other shards.
+    """Raise ValueError if the work was begun with settings that give other shards.
 
-    --skip-bad may be added, as nothing was left out without it, and removed until something is.
+    --skip-bad may be added later, because nothing was left out without it. It may be removed as
+    long as no document was left out.
     """
     try:
         check_settings(out, before.settings, settings, _WITHOUT_EFFECT)
@@ -230,7 +233,7 @@ def _check_same(out: Path, before: PrepareState | Manifest, settings: dict[str, 
             raise
         raise ValueError(
             f"{error} The older version that prepared it also read empty and hidden files of a "
-            "folder: train on it as it is, or prepare the files again without these."
+            "folder: train on it as it is, or prepare the files again without them."
         ) from error
     if before.left_out and not settings["source"].get("skip_bad"):
         raise ValueError(
@@ -240,7 +243,7 @@ def _check_same(out: Path, before: PrepareState | Manifest, settings: dict[str, 
 
 
 def _by_older_file_rules(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether version 0.2 or older found other files by the same names."""
+    """Whether version 0.2 or older resolved the same names to other files."""
     old, new = dict(leaves(before)), dict(leaves(now))
     return (
         "source.files" in old
@@ -253,30 +256,30 @@ def _by_older_file_rules(before: dict[str, Any], now: dict[str, Any]) -> bool:
 def _choose_tokenizer(
     out: Path, state: PrepareState, source: DocumentSource, given: TextTokenizer | None
 ) -> TextTokenizer:
-    """The given tokenizer, or the one trained for this folder; saved beside the shards."""
+    """Return the given tokenizer, or the one trained for this folder; saved next to the shards."""
     train_bpe = state.settings["tokenizer"].get("train_bpe")
     end_of_text = state.settings["tokenizer"].get("end_of_text") or END_OF_TEXT
     if given is not None:
-        chosen = given
+        tokenizer = given
     elif state.tokenizer_sha256 is None:
-        chosen = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), train_bpe, end_of_text)
+        tokenizer = train_tokenizer(_sample(source, BPE_SAMPLE_CHARS), train_bpe, end_of_text)
     else:
-        chosen = load_tokenizer(str(out / TOKENIZER))
-        chosen.name = f"bpe-{train_bpe}"
+        tokenizer = load_tokenizer(str(out / TOKENIZER))
+        tokenizer.name = f"bpe-{train_bpe}"
     if state.tokenizer_sha256 is None:
-        write_atomically(out / TOKENIZER, chosen.to_json().encode())
-        state.tokenizer_sha256 = chosen.sha256
+        write_atomically(out / TOKENIZER, tokenizer.to_json().encode())
+        state.tokenizer_sha256 = tokenizer.sha256
         state.save(out)
-    elif state.tokenizer_sha256 != chosen.sha256:
+    elif state.tokenizer_sha256 != tokenizer.sha256:
         raise ValueError(
-            f"{out / TOKENIZER} has sha256={chosen.sha256}, but the work so far was done with "
+            f"{out / TOKENIZER} has sha256={tokenizer.sha256}, but the work so far was done with "
             f"{state.tokenizer_sha256}; delete {out} and prepare it again."
         )
-    return chosen
+    return tokenizer
 
 
 def _sample(source: DocumentSource, max_chars: int) -> Iterator[str]:
-    """The first characters of the training documents, `max_chars` in all."""
+    """Yield the first characters of the training documents, about `max_chars` in all."""
     for document in source.documents():
         if document.split == "train":
             yield document.text[:max_chars]
@@ -292,7 +295,7 @@ def _encode_rest(
     tokenizer: TextTokenizer,
     on_progress: OnProgress,
 ) -> None:
-    """Encode what `state` does not hold yet, and leave it complete."""
+    """Encode the documents that `state` does not cover yet, and update it."""
     shard_tokens = state.settings["shard_tokens"]
     writers = {
         split: ShardWriter(out, split, info, tokenizer, shard_tokens)
@@ -300,8 +303,8 @@ def _encode_rest(
     }
     safe_tokens = total(state.splits).tokens
     text_bytes = 0  # of the current document
-    batches = _ahead(_batches(source.documents(state.documents_read), tokenizer))
-    encoded = _ahead(
+    batches = _prefetch(_batches(source.documents(state.documents_read), tokenizer))
+    encoded = _prefetch(
         (batch, tokenizer.encode_batch([piece.text for piece in batch])) for batch in batches
     )
     try:
@@ -336,12 +339,12 @@ def _encode_rest(
 
 
 def _finish(out: Path, state: PrepareState, tokenizer: TextTokenizer) -> Manifest:
-    """Check the shards as they lie on the disk, then write the manifest that makes them count."""
-    full = [split for split, info in state.splits.items() if info.documents]
-    if not full:
-        raise ValueError("The source holds no documents; give another one.")
-    if len(full) < len(state.splits):
-        message = empty_split_message(state.splits[full[0]].documents, full[0])
+    """Verify the shards on disk, then write the manifest that makes the folder valid."""
+    nonempty = [split for split, info in state.splits.items() if info.documents]
+    if not nonempty:
+        raise ValueError("The source holds no documents; pass another one.")
+    if len(nonempty) < len(state.splits):
+        message = empty_split_message(state.splits[nonempty[0]].documents, nonempty[0])
         raise ValueError(f"{message} Delete {out} first.")
     manifest = Manifest(
         settings=state.settings,
@@ -361,15 +364,15 @@ def _finish(out: Path, state: PrepareState, tokenizer: TextTokenizer) -> Manifes
 
 
 def _batches(documents: Iterator[Document], tokenizer: TextTokenizer) -> Iterator[list[Piece]]:
-    """Cut documents into pieces, and group those until a batch holds `_BATCH_CHARS` or more."""
+    """Cut documents into pieces, and group these into batches of at least `_BATCH_CHARS`."""
     batch, chars, before = [], 0, 0.0
     for document in documents:
-        read, length = 0, len(document.text)
-        # one by one, as all pieces would be a second copy of a long document
+        n_read, length = 0, len(document.text)
+        # one by one, because all pieces would be a second copy of a long document
         for text in tokenizer.pieces(document.text, _PIECE_CHARS):
-            read += len(text)
-            done = before + read / max(1, length) * (document.done - before)
-            batch.append(Piece(document, text, is_last=read == length, done=done))
+            n_read += len(text)
+            done = before + n_read / max(1, length) * (document.done - before)
+            batch.append(Piece(document, text, is_last=n_read == length, done=done))
             chars += len(text)
             if chars >= _BATCH_CHARS:
                 yield batch
@@ -379,8 +382,8 @@ def _batches(documents: Iterator[Document], tokenizer: TextTokenizer) -> Iterato
         yield batch
 
 
-def _ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items while a thread makes the next one."""
+def _prefetch(items: Iterator[T]) -> Iterator[T]:
+    """Yield the items while a thread computes the next one."""
     with ThreadPoolExecutor(max_workers=1) as thread:
         future = thread.submit(next, items, None)
         while (item := future.result()) is not None:
@@ -389,8 +392,8 @@ def _ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 def _long_document_shares(out: Path, info: SplitInfo) -> tuple[float, ...]:
-    """Share of the split's text tokens that lie in documents longer than each bound."""
+    """Fraction of the split's text tokens in documents longer than each bound."""
     shards = [np.diff(load_offsets(out, shard), append=shard.tokens) for shard in info.shards]
-    lengths = np.concatenate(shards) - 1  # without the end of text, as is usual
+    lengths = np.concatenate(shards) - 1  # not counting the end of text, as is common
     long_tokens = [int(lengths[lengths > bound].sum()) for bound in LONG_DOCUMENT_TOKENS]
     return tuple(tokens / max(1, info.tokens - info.documents) for tokens in long_tokens)

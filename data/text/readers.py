@@ -1,7 +1,7 @@
-"""The file formats of local corpora, read one document at a time whatever the size of the file.
+"""Readers of the file formats of local corpora, one document at a time for files of any size.
 
-Every reader yields `(load, done)` pairs. `load()` parses and returns the document's text, so that
-the documents a resumed run skips cost no parsing; `done` is the share of the file read so far.
+Every reader yields `(load, done)` pairs. `load()` parses and returns the document's text, so a
+resumed run skips documents without parsing them. `done` is the fraction of the file read so far.
 """
 
 import codecs
@@ -24,11 +24,11 @@ Record = tuple[Callable[[], str], float]
 SUPPORTED = ".txt, .jsonl (each also as .gz, .xz or .zst) and .parquet"
 
 MAX_DOCUMENT_BYTES = 1 << 30
-"""A document is held in memory, several times over while it is tokenized."""
+"""Limit, because a document is held in memory, with several copies while it is tokenized."""
 
 _CHUNK = 1 << 20
 _HEAD = 1 << 16
-_OTHER_MARKS = {  # that of UTF-16 begins like that of UTF-32
+_OTHER_MARKS = {  # UTF-32 first: its byte order mark begins like that of UTF-16
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
@@ -36,16 +36,16 @@ _MARK_BYTES = 4
 
 
 class UnusableTextError(ValueError):
-    """A document that is no text, or an empty one."""
+    """A document that is empty or is not text."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
-        """Name under which such documents are counted."""
+        """Reason under which such documents are counted."""
 
 
 def file_format(path: Path) -> str | None:
-    """ "text", "jsonl" or "parquet", by the name of the file; None if it is another."""
+    """Format of a file by its name: "text", "jsonl" or "parquet"; None if unknown."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return "parquet"
@@ -59,28 +59,31 @@ def is_text(path: Path) -> bool:
     with opened(path) as (stream, _):
         head = stream.read(_HEAD)
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # which may end within a character
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # may end inside a character
     except UnicodeDecodeError:
         return False
     return b"\0" not in head
 
 
 def holds_one_document(path: Path, txt_separator: str | None) -> bool:
-    """Whether the file is a single document, known without opening it."""
+    """Whether a file is a single document, judged by its name and the separator."""
     return txt_separator is None and file_format(path) in ("text", None)
 
 
 def read_file(path: Path, text_field: str, txt_separator: str | None) -> Iterator[Record]:
     """Yield the documents of one file in file order.
 
-    `text_field` is the JSON field or Parquet column that holds the text; its text stays as it is.
-    Any other file is plain text: a byte order mark is removed, and the line ends "\\r\\n" and
-    "\\r" become "\\n". `txt_separator` stands between its documents, several in a row count as
-    one, and without it the file is one document.
+    Text in JSON Lines and Parquet stays unchanged. Any other file is plain text: a byte order mark
+    is removed, and the line ends "\\r\\n" and "\\r" become "\\n".
+
+    Args:
+        text_field: JSON field or Parquet column that holds the text.
+        txt_separator: Separator between the documents of plain text; several in a row count as one.
+            None makes the file one document.
 
     Raises:
-        ValueError: The file is damaged, or lacks `text_field`; names file and line.
-        UnusableTextError: By `load()`: the document is no text, or an empty one.
+        ValueError: The file is damaged, or lacks `text_field`; the message names file and line.
+        UnusableTextError: Raised by `load()` if the document is empty or is not text.
     """
     kind = file_format(path)
     if kind == "parquet":
@@ -94,7 +97,10 @@ def read_file(path: Path, text_field: str, txt_separator: str | None) -> Iterato
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
-    """Open a file, decompressing by its name, and give a function that tells the share read."""
+    """Open a file, decompress it according to its name, and yield it with a progress function.
+
+    The function returns the fraction of the file read so far.
+    """
     check_regular(path)
     with path.open("rb") as raw:
         size = max(1, os.fstat(raw.fileno()).st_size)
@@ -103,14 +109,14 @@ def opened(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
             yield decompress(raw) if decompress else raw, lambda: raw.tell() / size
         except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(
-                f"{path} cannot be read to its end ({error}); fetch or write it again."
+                f"{path} cannot be read to its end ({error}); download or write it again."
             ) from error
 
 
 def _zstd(raw: BinaryIO) -> BufferedReader:
     import pyarrow
 
-    # of the zstd readers at hand, Arrow's is the one that notices a truncated file
+    # of the available zstd readers, only Arrow's notices a truncated file
     stream: Any = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd")
     return BufferedReader(stream, _CHUNK)
 
@@ -120,7 +126,7 @@ COMPRESSIONS: dict[str, Callable[[BinaryIO], Any]] = {
     ".xz": lzma.open,
     ".zst": _zstd,
 }
-"""Functions that open a compressed file, by its suffix."""
+"""Functions that open a compressed file, by suffix."""
 
 
 def _decode(data: bytes | bytearray, where: str) -> str:
@@ -135,12 +141,12 @@ def _decode(data: bytes | bytearray, where: str) -> str:
 
 
 def _refuse_other_marks(head: bytes, path: Path) -> None:
-    """Refuse a file whose first bytes are a byte order mark of another encoding than UTF-8."""
+    """Raise UnusableTextError for a byte order mark of an encoding other than UTF-8."""
     for encoding, marks in _OTHER_MARKS.items():
         if head.startswith(marks):
             raise UnusableTextError(
-                f"{path} is {encoding}, as its byte order mark says, and must be UTF-8; convert "
-                f"it: iconv -f {encoding} -t UTF-8 {path.name} > NEW",
+                f"{path} is {encoding} according to its byte order mark, but must be UTF-8; "
+                f"convert it: iconv -f {encoding} -t UTF-8 {path.name} > NEW",
                 "not UTF-8",
             )
 
@@ -150,11 +156,11 @@ def _with_newlines(data: bytes) -> bytes:
 
 
 def _plain_chunks(stream: BinaryIO, path: Path) -> Iterator[bytes]:
-    """A plain text file in chunks, without a byte order mark and with "\\n" for all line ends."""
+    """Yield a plain text file in chunks, without a byte order mark and with "\\n" line ends."""
     head = stream.read(_MARK_BYTES)
     _refuse_other_marks(head, path)
     head, after_return = head.removeprefix(codecs.BOM_UTF8), False
-    # by chunks, as read(limit) takes memory for the whole limit at once
+    # in chunks, because read(limit) allocates memory for the whole limit at once
     for chunk in chain([head], iter(partial(stream.read, _CHUNK), b"")):
         rest = chunk.removeprefix(b"\n") if after_return else chunk
         after_return = chunk.endswith(b"\r")
@@ -168,57 +174,56 @@ def _read_text(path: Path) -> str:
             data += chunk
             if len(data) > MAX_DOCUMENT_BYTES:
                 raise ValueError(
-                    f"{path} holds more than {MAX_DOCUMENT_BYTES:,} bytes, too many for one "
-                    "document in memory; name what stands between its documents with "
-                    "--txt-separator."
+                    f"{path} holds more than {MAX_DOCUMENT_BYTES:,} bytes, the limit for one "
+                    "document in memory; pass the separator of its documents with --txt-separator."
                 )
     return checked_text(_decode(data, str(path)), str(path))
 
 
 def _read_separated(path: Path, separator: bytes) -> Iterator[Record]:
-    begun: list[bytes] = []  # what is known of the document that has not ended yet
-    tail = b""  # the last bytes read, which may begin a separator
+    pending: list[bytes] = []  # parts of the document that has not ended yet
+    tail = b""  # last bytes read, which may be the beginning of a separator
     number = 0
-    with opened(path) as (stream, share_read):
+    with opened(path) as (stream, fraction_read):
         for chunk in _plain_chunks(stream, path):
-            *ended, rest = (tail + chunk).split(separator)
-            done = share_read()
-            for end in ended:
-                if document := b"".join([*begun, end]):
+            *ends, rest = (tail + chunk).split(separator)
+            done = fraction_read()
+            for end in ends:
+                if document := b"".join([*pending, end]):
                     number += 1
                     yield partial(_decode, document, f"{path}, document {number}"), done
-                begun = []
+                pending = []
             border = max(0, len(rest) - len(separator) + 1)
-            begun.append(rest[:border])
+            pending.append(rest[:border])
             tail = rest[border:]
-            if (size := sum(map(len, begun))) > MAX_DOCUMENT_BYTES:
+            if (size := sum(map(len, pending))) > MAX_DOCUMENT_BYTES:
                 raise ValueError(
                     f"{path} has {size:,} bytes in a row without the separator "
-                    f"{separator.decode()!r}; choose a --txt-separator that it holds more often."
+                    f"{separator.decode()!r}; choose a --txt-separator that occurs more often."
                 )
-    if document := b"".join([*begun, tail]):
+    if document := b"".join([*pending, tail]):
         yield partial(_decode, document, f"{path}, document {number + 1}"), 1.0
 
 
 def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
-    # lines end in b"\n" only: U+2028 and its kin are legal inside a JSON string
-    with opened(path) as (stream, share_read):
+    # lines end in b"\n" only: U+2028 and similar characters are valid inside a JSON string
+    with opened(path) as (stream, fraction_read):
         for line_number in count(1):
             line = stream.readline(MAX_DOCUMENT_BYTES + 1)
             if not line:
                 break
             where = f"{path}, line {line_number}"
-            # of every line, as files with such marks are joined by cat
             if line_number == 1:
                 _refuse_other_marks(line, path)
+            # any line can start with a byte order mark if files were concatenated with cat
             line = line.removeprefix(codecs.BOM_UTF8)
             if len(line) > MAX_DOCUMENT_BYTES:
                 raise ValueError(
-                    f"{where} has more than {MAX_DOCUMENT_BYTES:,} bytes, too many for one "
+                    f"{where} has more than {MAX_DOCUMENT_BYTES:,} bytes, the limit for one "
                     "document in memory; remove or split it."
                 )
             if line.strip():
-                yield partial(_json_text, line, where, text_field), share_read()
+                yield partial(_json_text, line, where, text_field), fraction_read()
 
 
 def _json_text(line: bytes, where: str, text_field: str) -> str:
@@ -237,8 +242,8 @@ def _json_text(line: bytes, where: str, text_field: str) -> str:
         )
     if text_field not in record:
         raise UnusableTextError(
-            f"{where} has no field {text_field!r}, only {sorted(record)}; name the text's field "
-            "with --text-field",
+            f"{where} has no field {text_field!r}, only {sorted(record)}; pass the field of the "
+            "text with --text-field",
             f"no field {text_field!r}",
         )
     text = checked_text(record[text_field], f"{where}: field {text_field!r}")
@@ -247,14 +252,14 @@ def _json_text(line: bytes, where: str, text_field: str) -> str:
     except UnicodeEncodeError as error:
         raise UnusableTextError(
             f"{where}: field {text_field!r} holds half of a surrogate pair at character "
-            f"{error.start}, which no UTF-8 text can; repair or remove the line",
+            f"{error.start}, which UTF-8 text cannot; repair or remove the line",
             "half of a surrogate pair",
         ) from error
     return text
 
 
 def checked_text(value: Any, where: str) -> str:
-    """The value of a field, or a whole file, which must be a string that is not empty."""
+    """Check that the value of a field, or a whole file, is a nonempty string, and return it."""
     if not isinstance(value, str):
         kind = "null" if value is None else type(value).__name__
         raise UnusableTextError(
@@ -266,10 +271,10 @@ def checked_text(value: Any, where: str) -> str:
 
 
 def check_column(dataset: str, text_field: str, columns: Sequence[str]) -> None:
-    """Refuse a dataset without the column that is to hold the text."""
+    """Raise ValueError if a dataset lacks the column of the text."""
     if text_field not in columns:
         raise ValueError(
-            f"{dataset} has no column {text_field!r}, only {columns}; name one with --text-field."
+            f"{dataset} has no column {text_field!r}, only {columns}; pass one with --text-field."
         )
 
 
@@ -281,12 +286,12 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Record]:
     try:
         parquet = ParquetFile(path, page_checksum_verification=True)
     except (ArrowException, OSError) as error:
-        raise ValueError(f"{path} is not a whole Parquet file ({error}).") from error
+        raise ValueError(f"{path} is not a complete Parquet file ({error}).") from error
     with closing(parquet):
         check_column(str(path), text_field, parquet.schema_arrow.names)
         n_groups = parquet.metadata.num_row_groups
         for group in range(n_groups):
-            # read when its first document is wanted, so that a resumed run skips whole groups
+            # read when its first document is loaded, so that a resumed run skips whole groups
             read = cache(partial(parquet.read_row_group, group, columns=[text_field]))
             n_rows = parquet.metadata.row_group(group).num_rows
             for row in range(n_rows):
@@ -302,8 +307,8 @@ def _parquet_text(read: Callable[[], Any], row: int, where: str) -> str:
         text = read().column(0)[row].as_py()
     except UnicodeDecodeError as error:
         raise UnusableTextError(f"{where} is not UTF-8 ({error})", "not UTF-8") from error
-    except MemoryError:  # Arrow's, which is an ArrowException too: the file is not at fault
+    except MemoryError:  # Arrow's is also an ArrowException, but the file is not at fault
         raise
     except (ArrowException, OSError) as error:
-        raise ValueError(f"{where} cannot be read ({error}); fetch the file again.") from error
+        raise ValueError(f"{where} cannot be read ({error}); download the file again.") from error
     return checked_text(text, where)

@@ -1,8 +1,8 @@
-"""Appends documents to token shards so that a killed run can go on.
+"""Append documents to token shards so that a killed run can resume.
 
-Files only ever grow. progress.json holds counts that are safe: `ShardWriter.sync` brings the
-documents to the disk, then `PrepareState.save` the counts. Whatever was written after is cut off
-when writers open with the loaded counts.
+Files only ever grow, and progress.json holds counts that are safe: `ShardWriter.sync` flushes the
+documents to disk before `PrepareState.save` writes the counts. When a resumed run opens its writers
+with the loaded counts, everything that was written later is cut off.
 """
 
 import hashlib
@@ -28,8 +28,10 @@ from data.text.tokenizer import TextTokenizer
 
 @dataclass(eq=False)
 class ShardWriter:
-    """Writes one split. A shard ends with the document that brings it to `shard_tokens` or more,
-    so the borders depend on the documents alone, and a shard holds at least one whole document.
+    """Writer of one split.
+
+    A shard ends with the document that brings it to `shard_tokens` or more. The borders therefore
+    depend only on the documents, and every shard holds at least one whole document.
 
     Raises:
         ValueError: The file on disk is shorter than the counts say.
@@ -38,7 +40,7 @@ class ShardWriter:
     folder: Path
     split: str
     info: SplitInfo
-    """The counts to go on from, to which the writer adds what it appends."""
+    """Counts to resume from; the writer updates them."""
     tokenizer: TextTokenizer | TokenizerInfo
     shard_tokens: int
 
@@ -56,7 +58,7 @@ class ShardWriter:
         array = np.array(ids, dtype=np.int64)
         if (largest := int(array.max(initial=0))) >= self.tokenizer.vocab_size:
             raise ValueError(
-                f"The tokenizer made token id {largest}, which must be below its "
+                f"The tokenizer produced token id {largest}, which must be below its "
                 f"vocab_size={self.tokenizer.vocab_size}; its tokenizer.json contradicts itself."
             )
         if self._file is None:
@@ -66,7 +68,7 @@ class ShardWriter:
         self.info.tokens += len(ids)
 
     def end_document(self, text_bytes: int) -> None:
-        """End the current document, and its shard where that is full."""
+        """End the current document, and its shard if that is full."""
         self.append([self.tokenizer.eot_id])
         self.info.documents += 1
         self.info.text_bytes += text_bytes
@@ -74,7 +76,7 @@ class ShardWriter:
             self.close_shard()
 
     def sync(self) -> None:
-        """Bring everything to the disk; call between documents."""
+        """Flush everything to disk; call between documents."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -88,7 +90,7 @@ class ShardWriter:
         self._file = None
         path = self._path()
         ids = np.fromfile(path, dtype=self._dtype)
-        # text never encodes to the end-of-text id, so the ids themselves tell the documents apart
+        # Text never encodes to the end-of-text id, so this id marks the ends of documents.
         eot_id = self.tokenizer.eot_id
         ends = np.flatnonzero(ids == eot_id)
         documents = self.info.documents - sum(shard.documents for shard in self.info.shards)

@@ -1,10 +1,10 @@
-"""Token shards: the prepared corpus on disk, and the reader that sees it as one stream of tokens.
+"""Token shards: format of a prepared corpus on disk, and its reader as one stream of tokens.
 
     manifest.json             written last: a folder without it is not finished
-    progress.json             in its place until then
-    tokenizer.json            the tokenizer that made the ids
+    progress.json             present instead until then
+    tokenizer.json            the tokenizer of the ids
     train_00000.bin ...       token ids, little endian uint16 (uint32 from 65,536 entries)
-    train_00000.offsets.npy   int64, where in that shard each document starts
+    train_00000.offsets.npy   int64, start of each document in that shard
     val_00000.bin ...
 
 Every document ends with the end-of-text id, and shards hold whole documents.
@@ -37,11 +37,11 @@ class ShardInfo:
     name: str
     """File name of the token ids, such as train_00000.bin."""
     tokens: int
-    """Token ids in the file, ends of text included."""
+    """Number of token ids in the file, including ends of text."""
     documents: int
-    """Documents in the file, all of them whole."""
+    """Number of documents in the file, all complete."""
     sha256: str
-    """Of the whole file."""
+    """SHA-256 of the whole file."""
 
 
 @dataclass(kw_only=True)
@@ -49,17 +49,17 @@ class SplitInfo:
     """One split, "train" or "val"."""
 
     tokens: int = 0
-    """Token ids, one end of text per document included."""
+    """Number of token ids, including one end of text per document."""
     documents: int = 0
-    """Documents, empty ones included."""
+    """Number of documents, including empty ones."""
     text_bytes: int = 0
-    """UTF-8 bytes of the documents' text: the divisor of bits per byte."""
+    """UTF-8 bytes of the documents' text, the denominator of bits per byte."""
     shards: list[ShardInfo] = field(default_factory=list)
-    """The finished shards, in stream order."""
+    """Finished shards, in stream order."""
 
 
 def splits_from_json(values: dict[str, Any]) -> dict[str, SplitInfo]:
-    """The splits by name, from what `dataclasses.asdict` gave."""
+    """Convert the output of `dataclasses.asdict` back to splits by name."""
     return {
         split: SplitInfo(**info | {"shards": [ShardInfo(**shard) for shard in info["shards"]]})
         for split, info in values.items()
@@ -67,7 +67,7 @@ def splits_from_json(values: dict[str, Any]) -> dict[str, SplitInfo]:
 
 
 def total(splits: dict[str, SplitInfo]) -> SplitInfo:
-    """All splits counted as one."""
+    """Sum the counts of all splits."""
     infos = splits.values()
     return SplitInfo(
         tokens=sum(info.tokens for info in infos),
@@ -79,34 +79,34 @@ def total(splits: dict[str, SplitInfo]) -> SplitInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerInfo:
-    """What the shards record of their tokenizer."""
+    """Metadata of the tokenizer of the shards."""
 
     name: str
-    """What the user called it."""
+    """Name that the user passed."""
     sha256: str
-    """Hash of what it does to text, see data/text/tokenizer.py."""
+    """Hash of its behaviour, see data/text/tokenizer.py."""
     vocab_size: int
-    """Every id is below this."""
+    """Exclusive upper bound of all ids."""
     eot_id: int
-    """The id that ends each document and occurs nowhere else."""
+    """Id that ends each document and occurs nowhere else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The contents of manifest.json."""
+    """Contents of manifest.json."""
 
     format_version: int = FORMAT_VERSION
-    """Of the folder's layout."""
+    """Version of the folder's layout."""
     settings: dict[str, Any]
-    """Source, tokenizer and shard size as they were asked for."""
+    """Source, tokenizer and shard size as requested."""
     tokenizer: TokenizerInfo
-    """The tokenizer of all ids."""
+    """Tokenizer of all ids."""
     dtype: str
     """"uint16" or "uint32", little endian."""
     splits: dict[str, SplitInfo]
-    """By name: "train" and "val"."""
+    """Splits by name: "train" and "val"."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Documents that prepare_text --skip-bad left out, by reason."""
+    """Number of documents that prepare_text --skip-bad left out, by reason."""
 
     def save(self, folder: Path) -> None:
         """Write manifest.json atomically."""
@@ -117,18 +117,20 @@ class Manifest:
         """Read manifest.json.
 
         Raises:
-            FileNotFoundError: The folder is missing or preparation has not finished.
-            ValueError: The format is of another version, or the file is damaged.
+            FileNotFoundError: The folder is missing, or its preparation is not finished.
+            ValueError: The file is damaged or has another version.
         """
         if not (folder / MANIFEST).exists():
             if not folder.is_dir():
-                why = "does not exist; make it of text files, or folders of them, with"
+                problem = "does not exist; create it from text files, or folders of them, with"
             elif (folder / PROGRESS).exists():
-                why = "is not finished; run the prepare command again, it goes on where it stopped"
+                problem = "is not finished; run the prepare command again to resume"
             else:
-                why = f"holds no {MANIFEST}, so it is no folder of token shards; make one with"
+                problem = (
+                    f"holds no {MANIFEST}, so it is not a folder of token shards; create one with"
+                )
             raise FileNotFoundError(
-                f"{folder} {why}: python -m scripts.prepare_text TEXT... --out {folder}"
+                f"{folder} {problem}: python -m scripts.prepare_text TEXT... --out {folder}"
             )
 
         def read(values: dict[str, Any]) -> Manifest:
@@ -143,31 +145,31 @@ class Manifest:
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """Whatever is in a manifest that no preparation writes."""
+    """Yield the inconsistencies of a manifest, which no preparation writes."""
     shards = [shard for info in manifest.splits.values() for shard in info.shards]
     texts = [manifest.tokenizer.name, manifest.tokenizer.sha256, *(s.sha256 for s in shards)]
     if not all(isinstance(text, str) for text in texts) or not isinstance(manifest.settings, dict):
-        yield "a name or sha256 that is not text, or settings that are none"
+        yield "a name or sha256 is not text, or settings is not an object"
     vocab_size, eot_id = manifest.tokenizer.vocab_size, manifest.tokenizer.eot_id
     if not (type(vocab_size) is type(eot_id) is int and 0 <= eot_id < vocab_size < 2**32):
         yield f"vocab_size={vocab_size!r} and eot_id={eot_id!r}"
-    if manifest.dtype != (needed := token_dtype(vocab_size)):
-        yield f"dtype={manifest.dtype!r}, and ids below vocab_size={vocab_size} are {needed}"
+    if manifest.dtype != (expected := token_dtype(vocab_size)):
+        yield f"dtype={manifest.dtype!r}, but ids below vocab_size={vocab_size} are {expected}"
     for split, info in manifest.splits.items():
         if split not in SPLITS:
-            yield f"a split {split!r}, and there are {', '.join(SPLITS)}"
+            yield f"split {split!r} must be one of {', '.join(SPLITS)}"
         for number, shard in enumerate(info.shards):
             if shard.name != (name := shard_name(split, number)):
-                yield f"shard {number} of {split} is {shard.name!r}, and must be {name}"
-        for what in ("tokens", "documents"):
-            counts = [getattr(shard, what) for shard in info.shards]
-            of_split = getattr(info, what)
-            if not all(type(n) is int and n > 0 for n in counts) or sum(counts) != of_split:
-                yield f"{of_split} {what} of {split}, where its shards have {counts[:9]}"
+                yield f"shard {number} of {split} is {shard.name!r}, but must be {name}"
+        for unit in ("tokens", "documents"):
+            counts = [getattr(shard, unit) for shard in info.shards]
+            split_count = getattr(info, unit)
+            if not all(type(n) is int and n > 0 for n in counts) or sum(counts) != split_count:
+                yield f"{split} has {split_count} {unit}, but its shards have {counts[:9]}"
         if type(info.text_bytes) is not int or info.text_bytes < 0:
             yield f"text_bytes={info.text_bytes!r} of {split}"
     if not all(type(count) is int and count > 0 for count in manifest.left_out.values()):
-        yield f"left_out={manifest.left_out!r}, which must be counts"
+        yield f"left_out={manifest.left_out!r} must be counts"
 
 
 class TokenStream:
@@ -178,7 +180,7 @@ class TokenStream:
 
         Raises:
             FileNotFoundError: The folder, its manifest or a shard is missing.
-            ValueError: The split is unknown, or a shard's size is not what the manifest says.
+            ValueError: The split is unknown, or the size of a shard does not match the manifest.
         """
         self.path = Path(path)
         self.split = split
@@ -193,28 +195,28 @@ class TokenStream:
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
 
     def verify(self) -> None:
-        """Read every shard of the split that is not known to be right.
+        """Verify every shard of the split that was not verified before.
 
-        Raises ValueError, which names the file, where one is damaged or was replaced.
+        If a file is damaged or was replaced, raises a ValueError that names it.
         """
-        known = Verified(self.path)
+        verified = Verified(self.path)
         for shard in self.info.shards:
             files = [self.path / shard.name, self.path / offsets_name(shard.name)]
             check = partial(_verify_shard, self.path, self.manifest, shard)
-            known.once(files, shard.sha256, check)
+            verified.once(files, shard.sha256, check)
 
     def __len__(self) -> int:
-        """Tokens in the split."""
+        """Number of tokens in the split."""
         return self.info.tokens
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """Token ids [start, start + length) of the stream, across shard borders.
+        """Read token ids [start, start + length) of the stream, across shard borders.
 
         Returns:
             int64 array (length,).
 
         Raises:
-            IndexError: The range leaves the stream.
+            IndexError: The range is not inside the stream.
             ValueError: An id is outside the tokenizer's vocabulary, or a shard was changed.
         """
         if start < 0 or length < 0 or start + length > len(self):
@@ -233,7 +235,7 @@ class TokenStream:
             if (largest := int(part.max())) >= vocab_size:
                 raise damaged(
                     self.path / self.info.shards[index].name,
-                    f"is damaged, tokens from {first} on: token id {largest} must be below the "
+                    f"is damaged from token {first} on: token id {largest} must be below the "
                     f"tokenizer's vocab_size={vocab_size}",
                 )
             ids[filled : filled + len(part)] = part
@@ -243,7 +245,7 @@ class TokenStream:
 
     @cached_property
     def document_starts(self) -> np.ndarray:
-        """Where in the stream each document starts: int64 (documents,), ascending from 0."""
+        """Stream position of the start of each document: int64 (documents,), ascending from 0."""
         shards = zip(self.info.shards, self._ends, strict=True)
         return np.concatenate(
             [end - shard.tokens + load_offsets(self.path, shard) for shard, end in shards]
@@ -251,22 +253,22 @@ class TokenStream:
 
 
 def token_dtype(vocab_size: int) -> str:
-    """How ids below `vocab_size` are stored: "uint16", or "uint32" from 65,536 entries."""
+    """Storage dtype of ids below `vocab_size`: "uint16", or "uint32" from 65,536 entries."""
     return "uint16" if vocab_size < 1 << 16 else "uint32"
 
 
 def shard_name(split: str, number: int) -> str:
-    """File name of the token ids of a shard, the first of which is number 0."""
+    """File name of a shard's token ids; shards are numbered from 0."""
     return f"{split}_{number:05d}.bin"
 
 
 def offsets_name(shard_name: str) -> str:
-    """File name of the document starts that belong to a shard."""
+    """File name of a shard's document starts."""
     return shard_name.removesuffix(".bin") + ".offsets.npy"
 
 
 def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
-    """Where in the shard each of its documents starts: int64 (documents,), ascending from 0."""
+    """Load the start of each document in a shard: int64 (documents,), ascending from 0."""
     path = folder / offsets_name(shard.name)
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing; prepare the folder again.")
@@ -274,10 +276,10 @@ def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
         check_npy(path)
         offsets = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
-        raise damaged(path, f"is no NumPy file ({error})") from error
-    shape, held = (shard.documents,), f"{offsets.dtype} {offsets.shape}"
+        raise damaged(path, f"is not a NumPy file ({error})") from error
+    shape, actual = (shard.documents,), f"{offsets.dtype} {offsets.shape}"
     if offsets.shape != shape or offsets.dtype != np.int64:
-        raise damaged(path, f"holds {held}, but must hold int64 {shape}")
+        raise damaged(path, f"holds {actual}, but must hold int64 {shape}")
     if offsets[0] != 0 or not (np.diff(offsets, append=shard.tokens) > 0).all():
         end = f"the {shard.tokens} tokens of {shard.name}"
         raise damaged(path, f"must ascend from 0 and stay below {end}")
@@ -285,11 +287,11 @@ def load_offsets(folder: Path, shard: ShardInfo) -> np.ndarray:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Read every shard of a folder.
+    """Verify every shard of a folder.
 
     Raises:
-        ValueError: A checksum differs, an id is outside the vocabulary, or documents do not begin
-            where they should; names the file.
+        ValueError: A checksum differs, an id is outside the vocabulary, or the document starts do
+            not match; the message names the file.
     """
     for shard in total(manifest.splits).shards:
         _verify_shard(folder, manifest, shard)
@@ -299,12 +301,12 @@ def _verify_shard(folder: Path, manifest: Manifest, shard: ShardInfo) -> None:
     ids = _open_shard(folder, shard, manifest.dtype).check_sha256()
     vocab_size, eot_id = manifest.tokenizer.vocab_size, manifest.tokenizer.eot_id
     if (largest := int(ids.max())) >= vocab_size:
-        must = f"must be below the tokenizer's vocab_size={vocab_size}"
-        raise damaged(folder / shard.name, f"holds token id {largest}, which {must}")
-    # that id ends each document and occurs nowhere else, so it tells where they start
+        limit = f"must be below the tokenizer's vocab_size={vocab_size}"
+        raise damaged(folder / shard.name, f"holds token id {largest}, which {limit}")
+    # this id ends each document and occurs nowhere else, so it determines where they start
     starts = np.concatenate([[0], np.flatnonzero(ids == eot_id) + 1])
     if starts[-1] != len(ids) or not np.array_equal(starts[:-1], load_offsets(folder, shard)):
-        problem = f"is damaged: it is not where the documents of {shard.name} start"
+        problem = f"is damaged: it does not match where the documents of {shard.name} start"
         raise damaged(folder / offsets_name(shard.name), problem)
 
 

@@ -1,4 +1,4 @@
-"""Which source the names on a command line mean, and what is done where documents are few."""
+"""Choose the source for the names on a command line, and cut documents if there are only a few."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from data.text.documents import (
 from data.text.hub_stream import HubStream
 from data.text.readers import file_format
 
-CUT_VAL_RATIO = 0.1  # of each document, where there are too few to give whole ones to validation
+CUT_VAL_RATIO = 0.1  # of each document, if there are too few to use whole ones for validation
 
 
 @dataclass(frozen=True)
 class CutSource:
-    """Local files of so few documents that each is cut: the end of its text is for validation.
+    """Local files with so few documents that the end of each is used for validation.
 
-    A document begins as number 2 n and ends as number 2 n + 1; one that is too short for a cut has
-    no end.
+    The beginning of document n gets number 2 n, its end number 2 n + 1. A document that is too
+    short to cut has no end.
 
     Raises:
         ValueError: No document can be cut.
@@ -33,7 +33,7 @@ class CutSource:
 
     files: FileSource
     val_ratio: float = CUT_VAL_RATIO
-    """Share of each text for validation."""
+    """Fraction of each text for validation."""
 
     def __post_init__(self) -> None:
         longest = count = 0
@@ -42,11 +42,11 @@ class CutSource:
                 return
             if document.left_out is None:
                 longest, count = max(longest, len(document.text)), count + 1
-        if count:  # of none at all, preparing them tells
+        if count:  # if there are none, `prepare` reports it
             raise ValueError(
-                f"{', '.join(self.files.names)}: {count} document(s), too few to give whole ones "
-                f"to validation and too short to cut (the longest has {longest} characters); pass "
-                "--val FILE or, for a text file that holds many documents, --txt-separator."
+                f"{', '.join(self.files.names)}: {count} document(s) are too few to use whole ones "
+                f"for validation, and too short to cut (the longest has {longest} characters); "
+                "pass --val FILE or, for a text file that holds many documents, --txt-separator."
             )
 
     def describe(self) -> dict[str, Any]:
@@ -60,8 +60,8 @@ class CutSource:
             if number >= start and whole.left_out is not None:
                 yield whole._replace(number=number)
             elif number >= start:
-                share = 1 if cut is None else cut / len(whole.text)
-                done = before + share * (whole.done - before)
+                fraction = 1 if cut is None else cut / len(whole.text)
+                done = before + fraction * (whole.done - before)
                 yield Document(number, "train", whole.text[:cut], done)
             if cut is not None:
                 yield Document(number + 1, "val", whole.text[cut:], whole.done)
@@ -69,9 +69,9 @@ class CutSource:
 
 
 def cut_position(text: str, val_ratio: float) -> int | None:
-    """Where the last `val_ratio` of a text begin, or at most twice as much: with a line.
+    """Position at which the last `val_ratio` of a text begins, or at most twice as much.
 
-    Where no line begins there, with a word; None if there is none either.
+    It is the beginning of a line, or else of a word; None if there is neither in that range.
     """
     earliest, latest = (int(len(text) * max(0, 1 - n * val_ratio)) for n in (2, 1))
     borders = (text.rfind(mark, earliest, latest) + 1 for mark in ("\n", " "))
@@ -91,22 +91,22 @@ def open_source(
     stream: bool = False,
     max_documents: int | None = None,
 ) -> DocumentSource:
-    """Choose the source that the names on a command line mean.
+    """Choose the source for the names on a command line.
 
     Args:
         names: "stdlib", one dataset name on the Hugging Face hub, or local files, folders, globs.
-        val: Local files, folders and globs for validation; without them the source is split.
-        val_ratio: Share of the documents for validation; the default is 0.0005 for the hub and
-            0.01 for the rest. Where that is less than one of the documents of local files, each is
-            cut, and it is the share of its text; the default is then 0.1.
+        val: Local files, folders and globs for validation; without them, the source is split.
+        val_ratio: Fraction of the documents for validation, by default 0.0005 for the hub and 0.01
+            otherwise. If this is less than one document of local files, every document is cut, and
+            the fraction (by default 0.1) applies to its text.
         text_field: JSON field or column that holds the text.
-        txt_separator: String between the documents of .txt files; without it a file is a document.
-        as_text: Read files of other formats than .txt, .jsonl and .parquet as plain text.
-        skip_bad: Leave out, and count, the documents that are no text or empty, which are refused
-            otherwise.
-        hub_config: Configuration of the hub dataset, where it has several.
-        stream: Read a hub dataset as it arrives, and keep none of it on the disk.
-        max_documents: Of a stream, how many to read; None reads all.
+        txt_separator: Separator of the documents in .txt files; without it, a file is a document.
+        as_text: Read formats other than .txt, .jsonl and .parquet as plain text.
+        skip_bad: Leave out and count documents that are not text, or empty. By default they raise
+            an error.
+        hub_config: Configuration of the hub dataset, if it has several.
+        stream: Stream a hub dataset without storing it on disk.
+        max_documents: Number of documents to read from a stream; None reads all.
 
     Raises:
         ValueError: An option does not fit the source, or the validation split would be empty.
@@ -115,18 +115,18 @@ def open_source(
     if val_ratio is not None and not 0 < val_ratio < 1:
         raise ValueError(f"val_ratio={val_ratio} must lie between 0 and 1.")
     if val and val_ratio is not None:
-        raise ValueError("val and val_ratio exclude each other: give one of them.")
+        raise ValueError("val and val_ratio exclude each other: pass one of them.")
     if max_documents is not None and (not stream or max_documents < 1):
         raise ValueError(
-            f"max_documents={max_documents} must be at least 1, and needs stream: a dataset that "
-            "is not streamed is read whole."
+            f"max_documents={max_documents} must be at least 1, and needs stream: without it, the "
+            "whole dataset is downloaded."
         )
     local_only = {"val": val, "txt_separator": txt_separator, "as_text": as_text}
     if list(names) == ["stdlib"]:
         other_field = text_field if text_field != "text" else None
-        useless = {"hub_config": hub_config, "text_field": other_field, "stream": stream}
-        useless["skip_bad"] = skip_bad
-        _refuse("the standard library", local_only | useless)
+        unsupported = {"hub_config": hub_config, "text_field": other_field, "stream": stream}
+        unsupported["skip_bad"] = skip_bad
+        _refuse("the standard library", local_only | unsupported)
         return StdlibSource(val_ratio or LOCAL_VAL_RATIO)
     if len(names) == 1 and not _looks_local(names[0]):
         _refuse(f"the hub dataset {names[0]!r}", local_only)
@@ -151,6 +151,6 @@ def _looks_local(name: str) -> bool:
 
 
 def _refuse(source: str, options: dict[str, Any]) -> None:
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise ValueError(f"{', '.join(given)} has no meaning for {source}; leave it out.")
+    names = [name for name, value in options.items() if value]
+    if names:
+        raise ValueError(f"{', '.join(names)} has no effect on {source}; leave it out.")

@@ -1,7 +1,7 @@
 """Tokenizers: GPT-2's, any local tokenizer.json, or a byte-level BPE trained on the corpus.
 
-Text is always ordinary: a document that contains "<|endoftext|>" is encoded character by character
-like any other, as by tiktoken's `encode_ordinary`, so the end-of-text id only ever ends a document.
+Special tokens in the text are not matched: "<|endoftext|>" in a document is encoded as ordinary
+characters, like tiktoken's `encode_ordinary`. The end-of-text id therefore only ends documents.
 """
 
 import hashlib
@@ -25,37 +25,37 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_SHA256 = "43f54e5cac104c56c995390a46654c9c4f72c8db4dd8a757f196cfe31e22d346"
 """`TextTokenizer.sha256` of GPT-2's released vocabulary and merges."""
 
-MAX_PIECE_CHARS = 1 << 20  # a text without a place to cut is encoded in pieces of this size
+MAX_PIECE_CHARS = 1 << 20  # piece size for a text without a word border to cut at
 _BYTES_PER_CHAR = 128
-"""Memory that the library takes while it encodes: about this much for a token of one character."""
+"""Memory that the library needs while encoding, about this much for a token of one character."""
 
 # GPT-2's pre-tokenizer always starts a new word at white space that follows a visible character.
 # The last two ranges are Chinese and Japanese punctuation.
 _WORD_BORDER = re.compile(r"(?<=[!-~\w\u3001-\u3020\uff01-\uff5e])[ \n]")
 
-_MOST_LISTED = 10
-_MAX_TRAINING_WORD = 1 << 12  # training a BPE takes time with the square of the longest word
-# GPT-2's words are all letters or digits, or all other characters. A match starts where such a run
-# starts: from each character on, the rest of its word would be read again.
+_MAX_LISTED = 10
+_MAX_TRAINING_WORD = 1 << 12  # the time to train a BPE grows with the square of the longest word
+# GPT-2's words consist of letters or digits only, or of other characters only. A match may only
+# start at the beginning of such a run; otherwise every character would scan the rest of its word.
 _LONG_WORD = re.compile(
     rf"(?<![^\W_])[^\W_]{{{_MAX_TRAINING_WORD + 1},}}"
     rf"|(?<![\W_])[\W_]{{{_MAX_TRAINING_WORD + 1},}}"
 )
 
 
-# The key that marks, among the added tokens of a tokenizer.json, one that ends documents in the
-# place of "<|endoftext|>". The tokenizers library ignores it.
+# Key in the added tokens of a tokenizer.json that marks the token which ends documents instead of
+# "<|endoftext|>". The tokenizers library ignores it.
 _ENDS_DOCUMENTS = "ends_documents"
 
 
 class TextTokenizer:
-    """A `tokenizers.Tokenizer` set up for language modelling, with what the shards record of it."""
+    """A `tokenizers.Tokenizer` configured for language modelling, with metadata for the shards."""
 
     def __init__(self, tokenizer: Tokenizer, name: str, end_of_text: str = END_OF_TEXT) -> None:
-        """Take over a tokenizer, and switch off its padding, truncation and special-token matching.
+        """Take ownership of a tokenizer; disables padding, truncation and special-token matching.
 
         Raises:
-            ValueError: It has no special token `end_of_text`.
+            ValueError: The tokenizer has no special token `end_of_text`.
         """
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -63,23 +63,23 @@ class TextTokenizer:
         self.vocab_size: int = (
             max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0) + 1
         )
-        if self.vocab_size > MAX_VOCAB_SIZE:  # to_str would count to it
+        if self.vocab_size > MAX_VOCAB_SIZE:  # to_str would loop over all ids
             raise ValueError(
-                f"Tokenizer {name!r} has the id {self.vocab_size - 1}, and ids must be below "
+                f"Tokenizer {name!r} has the id {self.vocab_size - 1}, but ids must be below "
                 f"{MAX_VOCAB_SIZE}; choose another tokenizer."
             )
         spec = json.loads(tokenizer.to_str())
         for part in ("normalizer", "decoder"):
             check_growth(spec[part], f"{part} of tokenizer {name!r}")
         with silent_stderr(), tokenizer_errors(name), suppress(Exception):
-            # some files panic with their first text only; an Exception is a word that this
-            # tokenizer does not know, and the user's text may not have it
+            # Some files only panic on their first text. An Exception means a word that this
+            # tokenizer does not know, which is acceptable: the user's text may not contain it.
             tokenizer.decode(tokenizer.encode("The cat is 42.").ids)
         added = tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
         if end_of_text not in special:
             others = (
-                f"name another of its special tokens with --end-of-text: {_listed(special)}"
+                f"pass another of its special tokens with --end-of-text: {_listed(special)}"
                 if special
                 else "it has none, so choose another tokenizer.json"
             )
@@ -88,19 +88,19 @@ class TextTokenizer:
                 f"with; {others}."
             )
         self.name = name
-        """What messages and the manifest call it."""
+        """Name in messages and in the manifest."""
         self.end_of_text = end_of_text
-        """The special token that ends documents."""
+        """Special token that ends documents."""
         self.eot_id: int = special[end_of_text]
         self._tokenizer = tokenizer
         self.sha256 = _meaning_sha256(spec, end_of_text)
         self._byte_level = (spec["decoder"] or {}).get("type") == "ByteLevel"
         self._splits_at_word_borders = _is_gpt2_like(spec)
         self.undoes_bytes: bool = _undoes_bytes(spec)
-        """Whether it decodes the bytes that it encodes; true also where ids are not of bytes."""
+        """Whether decoding reverses byte-level encoding; true for tokenizers without one."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ordinary text, with no end of text."""
+        """Encode ordinary text to token ids, without an end of text."""
         with tokenizer_errors(self.name):
             return self._tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -111,19 +111,19 @@ class TextTokenizer:
             return self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, the end of text written out."""
+        """Decode ids to text, including the end of text."""
         with tokenizer_errors(self.name):
             return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def token_bytes(self) -> np.ndarray:
-        """UTF-8 bytes that each id stands for: int64 (vocab_size,), 0 for the end of text.
+        """Number of UTF-8 bytes of each id: int64 (vocab_size,), 0 for the end of text.
 
         Raises:
-            ValueError: it is no byte-level tokenizer, so that ids do not stand for fixed bytes.
+            ValueError: The tokenizer is not byte-level, so its ids do not represent fixed bytes.
         """
         if not self._byte_level:
             raise ValueError(
-                f"tokenizer {self.name!r} must be a byte-level BPE, as GPT-2's: in others the "
+                f"tokenizer {self.name!r} must be a byte-level BPE, like GPT-2's: in others, the "
                 "bytes of a token depend on its neighbours."
             )
         sizes = np.zeros(self.vocab_size, dtype=np.int64)
@@ -135,12 +135,12 @@ class TextTokenizer:
         return sizes
 
     def pieces(self, text: str, max_chars: int) -> Iterator[str]:
-        """Cut a long text where the token ids of the pieces join to exactly those of the whole.
+        """Cut a long text so that the token ids of the pieces, joined, equal those of the whole.
 
-        Only GPT-2's word rule is known to allow that; for other tokenizers, and where the text has
-        no word border, a piece is longer. No piece exceeds `MAX_PIECE_CHARS`, so that time and
-        memory stay in proportion to the text: a piece that would is cut after a line, or anywhere
-        in a longer line, and the tokens next to that cut may differ from those of the whole.
+        Only GPT-2's word rule is known to allow such cuts. For other tokenizers, and in text
+        without word borders, pieces are longer. No piece exceeds `MAX_PIECE_CHARS`, so time and
+        memory stay proportional to the text. A piece that would exceed it is cut after a line, or
+        inside a very long line. Next to such a cut, the tokens may differ from those of the whole.
         """
         start = 0
         while len(text) - start > max_chars:
@@ -159,7 +159,7 @@ class TextTokenizer:
         yield text[start:]
 
     def to_json(self) -> str:
-        """The whole tokenizer, its end of text included, as `load_tokenizer` reads it."""
+        """Serialize the tokenizer with its end of text; `load_tokenizer` reads the result."""
         if self.end_of_text == END_OF_TEXT:
             return self.to_library_json()
         spec = json.loads(self.to_library_json())
@@ -169,44 +169,45 @@ class TextTokenizer:
         return json.dumps(spec, ensure_ascii=False)
 
     def to_library_json(self) -> str:
-        """The tokenizer as the tokenizers library saves it: nothing says which token ends texts."""
+        """Serialize the tokenizer in the library's format, which does not mark the end of text."""
         return self._tokenizer.to_str(pretty=False)
 
 
 class StreamDecoder:
-    """Decodes ids that come one at a time, in pieces that end between characters.
+    """Streaming decoder: takes ids one at a time and returns text that ends between characters.
 
-    A byte-level token can end inside a character, which decodes as U+FFFD until the rest of its
-    bytes have come: so long, the whole piece is held back. All pieces together are
+    A byte-level token can end inside a character, which decodes to U+FFFD until its remaining bytes
+    arrive. Until then, the whole piece is held back. The concatenation of all pieces equals
     `tokenizer.decode` of all ids.
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
-        # the ids of the last piece are decoded along: some tokenizers drop a space at the beginning
+        # Decode the ids of the last piece again: some tokenizers drop a space at the beginning.
         self._last: list[int] = []
-        self._held: list[int] = []
+        self._pending: list[int] = []
 
     def feed(self, *ids: int) -> str:
-        """Take over more ids; returns the text that they complete, perhaps none."""
-        self._held += ids
+        """Add ids and return the text that they complete; it may be empty."""
+        self._pending += ids
         piece = self.finish()
-        if not self._held or piece.endswith("\N{REPLACEMENT CHARACTER}"):
+        if not self._pending or piece.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""
-        self._last, self._held = self._held, []
+        self._last, self._pending = self._pending, []
         return piece
 
     def finish(self) -> str:
-        """The text that is held back, which is the rest when no more ids come."""
+        """Return the text that is held back; call it after the last id."""
         before = self._tokenizer.decode(self._last)
-        return self._tokenizer.decode(self._last + self._held)[len(before) :]
+        return self._tokenizer.decode(self._last + self._pending)[len(before) :]
 
 
 def load_tokenizer(name: str, end_of_text: str | None = None) -> TextTokenizer:
     """Load a tokenizer.json file, or "gpt2" (or another name) from the Hugging Face hub.
 
-    Documents end with the special token `end_of_text`. By default it is the one that the file was
-    saved with, where that is ours, and "<|endoftext|>" elsewhere.
+    Args:
+        end_of_text: Special token that ends documents. The default is the one recorded in a
+            tokenizer.json of Papilio, or else "<|endoftext|>".
 
     Raises:
         ValueError: The name is neither, the hub cannot be reached, or there is no end of text.
@@ -217,12 +218,12 @@ def load_tokenizer(name: str, end_of_text: str | None = None) -> TextTokenizer:
     if not path.exists():
         if path.suffix == ".json":
             raise FileNotFoundError(
-                f"Tokenizer {name!r} must be a tokenizer.json file; there is none."
+                f"Tokenizer {name!r} must be a tokenizer.json file, which does not exist."
             )
         path = _download(name)
     check_size(path)
     requirement = (
-        f"{path} must be a tokenizer.json as the tokenizers library saves it; a vocab.json or "
+        f"{path} must be a tokenizer.json saved by the tokenizers library; a vocab.json or "
         "merges.txt alone is not enough"
     )
     data = path.read_bytes()
@@ -231,7 +232,7 @@ def load_tokenizer(name: str, end_of_text: str | None = None) -> TextTokenizer:
 
 
 def _marked_end(data: bytes) -> str | None:
-    """The token that a tokenizer.json of ours marks as the end of documents, if there is one."""
+    """Token that a tokenizer.json of Papilio marks as the end of documents, or None."""
     if _ENDS_DOCUMENTS.encode() not in data:
         return None
     added = parse_json(data)["added_tokens"]
@@ -240,8 +241,8 @@ def _marked_end(data: bytes) -> str | None:
 
 def _download(name: str) -> Path:
     remedy = (
-        "check the name and the network, give the path of a tokenizer.json (hf download "
-        f"{name} tokenizer.json, elsewhere), or train one on the text (--train-bpe 16384)"
+        "check the name and the network, pass the path of a tokenizer.json (hf download "
+        f"{name} tokenizer.json on another machine), or train one on the text (--train-bpe 16384)"
     )
     with from_hub(f"the tokenizer {name!r}", remedy):
         from huggingface_hub import hf_hub_download
@@ -250,10 +251,10 @@ def _download(name: str) -> Path:
 
 
 def gpt2_tokenizer(vocab: Path, merges: Path, end_of_text: str = END_OF_TEXT) -> TextTokenizer:
-    """GPT-2's tokenizer from the two files it was released in: vocab.json and merges.txt.
+    """Load GPT-2's tokenizer from the two released files, vocab.json and merges.txt.
 
     Raises:
-        ValueError: One of the files is not what its name says.
+        ValueError: A file does not have the expected format.
     """
     shell = Tokenizer(models.BPE())
     shell.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -261,7 +262,7 @@ def gpt2_tokenizer(vocab: Path, merges: Path, end_of_text: str = END_OF_TEXT) ->
     spec = json.loads(shell.to_str())
     requirement = (
         f"{vocab} and {merges.name} next to it must be the vocabulary and the merges of a "
-        "byte-level BPE, as GPT-2 has them"
+        "byte-level BPE like GPT-2's"
     )
     try:
         spec["model"]["vocab"] = parse_json(read_text(vocab))
@@ -281,8 +282,8 @@ def train_tokenizer(
 ) -> TextTokenizer:
     """Train a byte-level BPE with GPT-2's word rule; the same texts give the same tokenizer.
 
-    It takes about 1 s for 5 MB on two cores. A small sample may support fewer entries than the
-    `vocab_size` wanted, which is at least 257.
+    Training takes about 1 s for 5 MB on two cores. The `vocab_size` must be at least 257. A small
+    sample may support fewer entries than requested.
     """
     check_bpe_vocab_size(vocab_size)
     tokenizer = Tokenizer(models.BPE())
@@ -299,9 +300,9 @@ def train_tokenizer(
 
 
 def _cut_long_words(text: str) -> str:
-    """Divide longer words, and longer white space, after every 4,096 characters.
+    """Cut words and white space after every 4,096 characters.
 
-    The dot has no neighbour in its word, so that no pair of it is counted.
+    The dot between the parts is a word of its own, so it adds no pairs to the BPE counts.
     """
 
     def cut(run: re.Match[str]) -> str:
@@ -317,7 +318,7 @@ def _from_json(data: bytes, requirement: str) -> Tokenizer:
 
 
 def check_bpe_vocab_size(vocab_size: int) -> None:
-    """Refuse a vocabulary that cannot hold every byte."""
+    """Raise ValueError for a vocabulary that cannot hold every byte."""
     if vocab_size < 257:
         raise ValueError(
             f"train_bpe={vocab_size} must be at least 257: 256 bytes and the end of text."
@@ -325,12 +326,12 @@ def check_bpe_vocab_size(vocab_size: int) -> None:
 
 
 def _listed(tokens: Iterable[str]) -> str:
-    first = list(islice(tokens, _MOST_LISTED + 1))
-    return ", ".join(map(repr, first[:_MOST_LISTED])) + (", ..." if first[_MOST_LISTED:] else "")
+    first = list(islice(tokens, _MAX_LISTED + 1))
+    return ", ".join(map(repr, first[:_MAX_LISTED])) + (", ..." if first[_MAX_LISTED:] else "")
 
 
 def _meaning_sha256(spec: dict, end_of_text: str) -> str:
-    """Hash what decides the ids, so that files which differ only in form count as the same."""
+    """Hash everything that determines the ids, so that equivalent files get the same hash."""
     meaning = {
         "normalizer": spec["normalizer"],
         "pre_tokenizer": spec["pre_tokenizer"],
@@ -338,7 +339,7 @@ def _meaning_sha256(spec: dict, end_of_text: str) -> str:
         # absent, null, "" and false are four spellings of an unused option
         "model": {key: value for key, value in spec["model"].items() if value},
     }
-    if end_of_text != END_OF_TEXT:  # of which the hashes of older versions say nothing
+    if end_of_text != END_OF_TEXT:  # keeps the hashes of older versions for the default
         meaning["end_of_text"] = end_of_text
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()
 
@@ -354,12 +355,12 @@ def _is_gpt2_like(spec: dict) -> bool:
 
 
 def _undoes_bytes(spec: dict) -> bool:
-    """Whether a byte-level pre-tokenizer has its decoder, which `_meaning_sha256` leaves out."""
+    """Whether a byte-level pre-tokenizer has the matching decoder; not in `_meaning_sha256`."""
     encodes = "ByteLevel" in _types(spec["pre_tokenizer"], "pretokenizers")
     decodes = _types(spec["decoder"], "decoders")
     return not encodes or ("ByteLevel" in decodes and decodes <= {"ByteLevel", "Fuse"})
 
 
 def _types(part: dict | None, inner: str) -> set[str]:
-    """The types of a part of a tokenizer; of a sequence, those of its `inner` parts."""
+    """Types of a component of a tokenizer; for a sequence, the types of its `inner` components."""
     return {each["type"] for each in (part or {}).get(inner, [part or {"type": "none"}])}

@@ -1,4 +1,4 @@
-"""Errors of the tokenizers library as errors of the file that it was given."""
+"""Convert errors of the tokenizers library to errors about the file that it read."""
 
 import mmap
 import os
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 _MAX_GROWTH = 1000
-# Parts of a normalizer or decoder of which it is known that they replace no character by another
-# one, but for its case, its accents and its other forms in Unicode.
+# Parts of a normalizer or decoder that are known to keep every character, except for its case, its
+# accents and its Unicode form.
 _KEEP_LETTERS = {"Sequence", "Replace", "Prepend", "Strip", "Fuse", "Lowercase", "StripAccents"}
 _KEEP_LETTERS |= {"NFC", "NFD", "NFKC", "NFKD"}
 _STDERR = threading.Lock()
@@ -18,14 +18,14 @@ _STDERR = threading.Lock()
 
 @contextmanager
 def tokenizer_errors(name: str | None = None, *, requirement: str | None = None) -> Iterator[None]:
-    """Raise ValueError for what the tokenizers library raises in the block.
+    """Convert the tokenizers library's exceptions in the block to ValueError.
 
-    It raises ValueError and bare Exceptions. Its panics, which pyo3 raises as a BaseException of a
-    class that cannot be imported, are defects of the library that a malformed file reaches.
+    The library raises ValueError and bare Exceptions. A malformed file can also make it panic.
+    pyo3 raises a panic as a BaseException of a class that cannot be imported.
 
     Args:
-        name: the tokenizer's.
-        requirement: the beginning of the message, instead of the name.
+        name: Name of the tokenizer.
+        requirement: Beginning of the message, instead of the name.
     """
     try:
         yield
@@ -42,35 +42,36 @@ def tokenizer_errors(name: str | None = None, *, requirement: str | None = None)
 
 
 def check_growth(spec: Any, name: str) -> None:
-    """Refuse a part of a tokenizer.json that makes a text more than 1,000 times as long.
+    """Raise ValueError if a part of a tokenizer.json may make a text more than 1,000 times as long.
 
-    Ten replacements of a letter by ten of it, one after the other, would fill any memory. Those of
-    different letters do not add up: each replaces letters of the text alone.
+    Ten successive replacements of a letter by ten copies of itself would fill any memory.
+    Replacements of different letters do not multiply, because each only applies to letters of the
+    original text.
     """
     parts = list(_parts(spec))
     keep_letters = all(part["type"] in _KEEP_LETTERS for part in parts)
-    most, grown = 1, dict[str, int]()  # the growth so far, and by letter of the replacements
+    largest, by_letter = 1, dict[str, int]()  # growth so far, overall and by replacement letter
     for part in parts:
         if part["type"] not in ("Replace", "Prepend"):
             continue
         content = part.get("content") or part.get("prepend") or ""
         pattern = part.get("pattern", {}).get("String")
         if pattern is None or not keep_letters:  # it may match anything
-            before = most
+            before = largest
         else:
-            before = max((grown.get(letter, 1) for letter in _letters(pattern)), default=1)
+            before = max((by_letter.get(letter, 1) for letter in _letters(pattern)), default=1)
         growth = before * max(1, len(content))
         if growth > _MAX_GROWTH:
             raise ValueError(
-                f"the {name} may make a text {growth:,} times as long, and at most {_MAX_GROWTH:,} "
+                f"the {name} may make a text {growth:,} times as long, but at most {_MAX_GROWTH:,} "
                 "is allowed; choose another tokenizer."
             )
-        most = max(most, growth)
-        grown |= {letter: max(growth, grown.get(letter, 1)) for letter in _letters(content)}
+        largest = max(largest, growth)
+        by_letter |= {letter: max(growth, by_letter.get(letter, 1)) for letter in _letters(content)}
 
 
 def _parts(spec: Any) -> Iterator[dict[str, Any]]:
-    """The steps of a normalizer or decoder, in the order in which they are applied."""
+    """Yield the steps of a normalizer or decoder in the order of their application."""
     if isinstance(spec, list):
         for part in spec:
             yield from _parts(part)
@@ -82,18 +83,18 @@ def _parts(spec: Any) -> Iterator[dict[str, Any]]:
 
 
 def _letters(text: str) -> set[str]:
-    """The characters of a text without accents, case and other differences of form."""
+    """Set of characters of a text, ignoring accents, case and Unicode form."""
     return {*unicodedata.normalize("NFKD", text).casefold()}
 
 
 def check_memory(n_bytes: int) -> None:
-    """Look for room for what the library is to allocate: without it, it aborts the process.
+    """Check for the memory that the library will allocate; a failed allocation would abort.
 
     Raises:
-        MemoryError: There is none, mostly because of a limit (ulimit -v).
+        MemoryError: There is not enough, usually because of a limit (ulimit -v).
     """
     try:
-        mmap.mmap(-1, n_bytes).close()  # takes addresses alone, no memory
+        mmap.mmap(-1, n_bytes).close()  # reserves addresses only, no memory
     except OSError as error:
         raise MemoryError(
             f"tokenizing needs {n_bytes >> 20} MiB more: raise the limit, ulimit -v"
@@ -102,21 +103,22 @@ def check_memory(n_bytes: int) -> None:
 
 @contextmanager
 def silent_stderr() -> Iterator[None]:
-    """Drop what native code of the block writes to stderr: a panic prints its own stack trace.
+    """Discard what native code in the block writes to stderr; a panic prints a stack trace there.
 
-    One thread at a time: a second one would save the silence as stderr, and restore it in the end.
+    Only one thread may enter at a time: a second one would save the silenced stderr as the original
+    and restore that at the end.
     """
     with _STDERR:
         try:
             saved = os.dup(2)
-        except OSError:  # it is closed
+        except OSError:  # stderr is closed
             yield
             return
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        null = os.open(os.devnull, os.O_WRONLY)
         try:
-            os.dup2(nowhere, 2)
+            os.dup2(null, 2)
             yield
         finally:
             os.dup2(saved, 2)
             os.close(saved)
-            os.close(nowhere)
+            os.close(null)

@@ -128,10 +128,10 @@ def test_a_share_of_zeros_comes_with_the_others(contours: Path, share: float) ->
         places = batch.places[i, :n]
         assert torch.equal(batch.tokens[i, :n], images[i, places])
         assert torch.equal(places, places.unique())
-        here = torch.zeros(1024, dtype=torch.bool)
-        here[places] = True
-        assert here[images[i] > 0].all()
-        kept.append(here[images[i] == 0])
+        visible = torch.zeros(1024, dtype=torch.bool)
+        visible[places] = True
+        assert visible[images[i] > 0].all()
+        kept.append(visible[images[i] == 0])
     drawn = torch.cat(kept).float()
     assert abs(drawn.mean() - share) < 5 * (share * (1 - share) / len(drawn)) ** 0.5
     # each image and each change of it has its own; both have the same wherever they stand

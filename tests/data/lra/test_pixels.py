@@ -9,14 +9,14 @@ from kernels.mask.patterns import butterfly
 
 def test_the_eight_changes_are_those_of_a_square() -> None:
     image = torch.arange(9).view(1, 3, 3)
-    found = [dihedral(image, torch.tensor([code]))[0] for code in range(8)]
-    assert torch.equal(found[0], image[0])
-    assert torch.equal(found[1], image[0].flip(0))
-    assert torch.equal(found[2], image[0].flip(1))
-    assert torch.equal(found[4], image[0].T)
+    images = [dihedral(image, torch.tensor([code]))[0] for code in range(8)]
+    assert torch.equal(images[0], image[0])
+    assert torch.equal(images[1], image[0].flip(0))
+    assert torch.equal(images[2], image[0].flip(1))
+    assert torch.equal(images[4], image[0].T)
     turned = {torch.rot90(x, k).flatten().tolist().__str__() for x in image for k in range(4)}
     mirrored = {torch.rot90(image[0].T, k).flatten().tolist().__str__() for k in range(4)}
-    assert {x.flatten().tolist().__str__() for x in found} == turned | mirrored
+    assert {x.flatten().tolist().__str__() for x in images} == turned | mirrored
 
 
 def test_each_image_has_its_own_change() -> None:
@@ -32,13 +32,13 @@ def test_images_are_moved_and_their_edges_repeated() -> None:
     moves = 2 * most + 1
     image = torch.rand(size, size)
     codes = torch.arange(moves**2)
-    found = shifted(image.expand(len(codes), size, size), codes, most)
-    assert torch.equal(found[0], image)
+    images = shifted(image.expand(len(codes), size, size), codes, most)
+    assert torch.equal(images[0], image)
     padded = torch.nn.functional.pad(image[None, None], [most] * 4, mode="replicate")[0, 0]
     windows = padded.unfold(0, size, 1).unfold(1, size, 1).flatten(0, 1)  # all 25 moves
-    assert {str(x.tolist()) for x in found} == {str(x.tolist()) for x in windows}
+    assert {str(x.tolist()) for x in images} == {str(x.tolist()) for x in windows}
     # each image by its own code, rows of codes for rows
-    down, right = found[moves], found[1]
+    down, right = images[moves], found[1]
     assert torch.equal(down[:-1], image[1:]) and torch.equal(down[-1], image[-1])
     assert torch.equal(right[:, :-1], image[:, 1:]) and torch.equal(right[:, -1], image[:, -1])
 

@@ -71,8 +71,8 @@ def test_images_are_like_the_reference(hard):
 
 def test_distractors_find_room_as_often(hard):
     parameters, images, _ = hard
-    found = (images["n_strokes"].astype(float) - 28) / parameters.distractor_length
-    _agree(found, DISTRACTORS[parameters.size], np.inf, 0.05)
+    n_distractors = (images["n_strokes"].astype(float) - 28) / parameters.distractor_length
+    _agree(n_distractors, DISTRACTORS[parameters.size], np.inf, 0.05)
 
 
 def test_non_zero_pixels(hard):
@@ -148,7 +148,7 @@ def test_distractors_fit_as_often_as_without_shortcuts(parameters, n_images):
             if n != length - 1:  # the end of the first contour may be drawn over
                 template, y, x = image["strokes"][n].item()
                 mask = np.maximum(mask, plain.patch(template - plain.first_template, y, x))
-        found = (int(image["n_strokes"]) - 2 * length) / parameters.distractor_length
-        difference.append(plain.distractors(mask) - found)
+        n_distractors = (int(image["n_strokes"]) - 2 * length) / parameters.distractor_length
+        difference.append(plain.distractors(mask) - n_distractors)
     error = np.std(difference) / np.sqrt(len(difference))
     assert abs(np.mean(difference)) < 4 * error

@@ -94,7 +94,7 @@ def test_parquet_by_row_groups(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"no column 'text', only \['body', 'n'\]"):
         read(FileSource([str(path)]))
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"a\.parquet is not a whole Parquet file"):
+    with pytest.raises(ValueError, match=r"a\.parquet is not a complete Parquet file"):
         read(source)
 
 
@@ -122,7 +122,7 @@ def test_flipped_bits_of_a_parquet_file_are_named_or_change_nothing(tmp_path):
     path = tmp_path / "texts.parquet"
     values = [f"text {n} " * 20 for n in range(200)]
     pq.write_table(pa.table({"text": values}), path, write_page_checksum=True, compression="zstd")
-    content, generator, found = path.read_bytes(), random.Random(0), 0
+    content, generator, n_refused = path.read_bytes(), random.Random(0), 0
     for _ in range(60):
         flipped = bytearray(content)
         flipped[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
@@ -131,8 +131,8 @@ def test_flipped_bits_of_a_parquet_file_are_named_or_change_nothing(tmp_path):
             assert read(FileSource([str(path)])) == values
         except ValueError as error:
             assert "texts.parquet" in str(error)
-            found += 1
-    assert found > 30
+            n_refused += 1
+    assert n_refused > 30
 
 
 def test_parquet_null(tmp_path):
@@ -173,7 +173,7 @@ def test_separators_are_found_as_by_split(tmp_path, monkeypatch, separator):
 
 
 def test_rare_separators_cost_no_second_look(tmp_path, monkeypatch):
-    """What has been searched once is not searched again with every chunk that follows."""
+    """Text is searched once, not again with every later chunk."""
     monkeypatch.setattr("data.text.readers._CHUNK", 1 << 10)
     path = tmp_path / "a.txt"
     path.write_text("x" * (1 << 20) + "|" + "y" * 100)
@@ -283,7 +283,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path):
     a = str(tmp_path / "a.txt")
     with pytest.raises(ValueError, match="given twice"):
         FileSource([a], val=[a])
-    with pytest.raises(FileNotFoundError, match=r"no file of a known format.*\.parquet"):
+    with pytest.raises(FileNotFoundError, match=r"must have a known format.*\.parquet"):
         FileSource([str(tmp_path / "a.csv")])
     with pytest.raises(FileNotFoundError, match="no file of a known format"):
         FileSource([str(tmp_path / "empty")])
@@ -348,7 +348,7 @@ def test_hub_without_the_field_or_the_network(hub, monkeypatch):
         raise ConnectionError("Couldn't reach the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(ValueError, match=r"owner/corpus is no local file.*hf download"):
+    with pytest.raises(ValueError, match=r"owner/corpus is not a local file.*hf download"):
         read(open_source(["owner/corpus"]))
 
 

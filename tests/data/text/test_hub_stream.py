@@ -18,26 +18,26 @@ N = 120
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """Stands in for the hub: its one dataset, what was asked of it, and a commit."""
+    """Mock of the hub: one dataset, the requests for it, and a commit."""
     for part in range(3):
         lines = [
             json.dumps({"text": f"document {n} of many. " * 5, "other": n})
             for n in range(part * 40, part * 40 + 40)
         ]
         (tmp_path / f"part_{part}.jsonl").write_text("\n".join(lines) + "\n")
-    found = SimpleNamespace(asked=[], commit="c0ffee")
+    hub = SimpleNamespace(asked=[], commit="c0ffee")
     load = datasets.load_dataset
 
     def load_dataset(name, config=None, *, split, streaming, revision):
-        found.asked.append((name, config, split, streaming, revision))
+        hub.asked.append((name, config, split, streaming, revision))
         files = [str(tmp_path / f"part_{part}.jsonl") for part in range(3)]
         return load("json", data_files=files, split="train", streaming=True)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    api = SimpleNamespace(dataset_info=lambda name: SimpleNamespace(sha=found.commit))
+    api = SimpleNamespace(dataset_info=lambda name: SimpleNamespace(sha=hub.commit))
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
     monkeypatch.setattr("data.hub.why_offline", lambda: None)
-    return found
+    return hub
 
 
 def test_documents_come_in_order_from_any_of_them_on(hub) -> None:
@@ -103,9 +103,9 @@ def test_refusals(hub, monkeypatch) -> None:
         ValueError, match=r"owner/corpus has no column 'body', only \['text', 'other"
     ):
         list(HubStream("owner/corpus", text_field="body").documents())
-    with pytest.raises(ValueError, match="stream has no meaning for local files"):
+    with pytest.raises(ValueError, match="stream has no effect on local files"):
         open_source([__file__], stream=True)
-    with pytest.raises(ValueError, match="stream has no meaning for the standard library"):
+    with pytest.raises(ValueError, match="stream has no effect on the standard library"):
         open_source(["stdlib"], stream=True)
     with pytest.raises(ValueError, match="max_documents=5 must be at least 1, and needs stream"):
         open_source(["owner/corpus"], max_documents=5)

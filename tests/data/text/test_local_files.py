@@ -122,7 +122,7 @@ def test_a_named_file_is_not_left_out(tree):
     root = tree("a.md", ".b.txt")
     (root / "c.png").write_bytes(b"\x89PNG\0")
     assert found(root / ".b.txt")[0] == [root / ".b.txt"]
-    with pytest.raises(FileNotFoundError, match=r"a\.md is no file of a known format.* --as-text"):
+    with pytest.raises(FileNotFoundError, match=r"a\.md must have a known format.* --as-text"):
         found(root / "a.md")
     with pytest.raises(ValueError, match=r"c\.png is not UTF-8 text"):
         found(root / "c.png", as_text=True)

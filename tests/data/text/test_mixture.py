@@ -42,7 +42,7 @@ def test_each_corpus_is_read_from_its_first_sample_on_without_a_gap() -> None:
 
 def test_corpora_alternate_and_the_seed_decides_how() -> None:
     corpus, _ = Mixture([1, 1], seed=1).of(np.arange(200))
-    assert 60 < corpus.sum() < 140  # of any few samples, too
+    assert 60 < corpus.sum() < 140  # also in any small number of samples
     other, _ = Mixture([1, 1], seed=2).of(np.arange(200))
     assert (corpus != other).any()
     next_round, _ = Mixture([1, 1], seed=1).of(np.arange(ROUND, ROUND + 200))
@@ -84,7 +84,7 @@ def test_consecutive_windows_stay_together(streams) -> None:
     [
         ([1.0, 0.0], "weight=0.0 of a corpus must be a finite number above 0"),
         ([1.0, float("nan")], "weight=nan of a corpus"),
-        ([5000.0, 1.0], r"weight=1.0 is less than one in 4096 of 5001"),
+        ([5000.0, 1.0], r"weight=1.0 must be at least 1/4096 of 5001"),
     ],
 )
 def test_weights_that_cannot_be(weights: list[float], message: str) -> None:

@@ -147,15 +147,15 @@ def test_trained_tokenizer_is_kept_for_the_next_run(corpus, tmp_path, monkeypatc
 
 
 def test_tokenizer_is_trained_on_a_bounded_sample_of_train(corpus, tmp_path, monkeypatch):
-    seen = []
+    sample = []
     monkeypatch.setattr("data.text.prepare.BPE_SAMPLE_CHARS", 1000)
     monkeypatch.setattr(
-        "data.text.prepare.train_tokenizer", lambda texts, *_: seen.extend(texts) or 1 / 0
+        "data.text.prepare.train_tokenizer", lambda texts, *_: sample.extend(texts) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         prepare(corpus(), tmp_path / "out", train_bpe=300)
     train = "".join(d.text for d in corpus().documents() if d.split == "train")
-    assert "".join(seen) == train[:1000]
+    assert "".join(sample) == train[:1000]
 
 
 def test_tokenizer_changed_between_runs(corpus, tokenizer_file, tmp_path):

@@ -1,4 +1,4 @@
-"""Byte order marks, line ends, and documents that are no text."""
+"""Byte order marks, line ends, and documents that are not text."""
 
 import codecs
 import gzip
@@ -19,7 +19,7 @@ def read(path, **options):
 
 
 def whole(path, **options):
-    """Of a file that is one document."""
+    """Text of a file that is one document."""
     other = path.with_name("other.jsonl")
     other.write_text('{"text": "x"}\n')
     source = FileSource([str(path)], val=[str(other)], **options)
@@ -101,7 +101,7 @@ def test_bad_lines_are_left_out_by_reason(bad_lines):
     documents = list(source.documents())
     assert [d.left_out for d in documents] == [r for _, reason in BAD for r in (None, reason)]
     assert [d.text for d in documents] == ["fine", ""] * len(BAD)
-    # a document keeps its number, and so its split, whatever stands before it
+    # a document keeps its number, and so its split, whatever comes before it
     assert [d.number for d in documents] == list(range(2 * len(BAD)))
     for start in range(2 * len(BAD)):
         assert list(source.documents(start)) == documents[start:]

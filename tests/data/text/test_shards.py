@@ -158,7 +158,7 @@ def test_damaged_manifest(make_shards, text, message):
 
 
 def rewrite(folder, change):
-    """Change a manifest, with a seal that agrees, as somebody could who wants to be believed."""
+    """Change a manifest and update its seal, as an attacker could."""
     path = folder / "manifest.json"
     values = load_sealed(path)
     change(values)
@@ -168,20 +168,20 @@ def rewrite(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(dtype="float16"), "dtype='float16', and ids below vocab_size=100 are"),
-        (lambda m: m.update(dtype="uint32"), "dtype='uint32', and ids below vocab_size=100 are"),
-        (lambda m: m["splits"]["train"].update(tokens=2), r"2 tokens of train, .*have \[4\]"),
-        (lambda m: m["splits"]["train"].update(documents=2), r"2 documents of train, .* \[1\]"),
+        (lambda m: m.update(dtype="float16"), "dtype='float16', but ids below vocab_size=100 are"),
+        (lambda m: m.update(dtype="uint32"), "dtype='uint32', but ids below vocab_size=100 are"),
+        (lambda m: m["splits"]["train"].update(tokens=2), r"train has 2 tokens, .*have \[4\]"),
+        (lambda m: m["splits"]["train"].update(documents=2), r"train has 2 documents, .* \[1\]"),
         (lambda m: m["splits"]["val"].update(text_bytes=-1), "text_bytes=-1 of val"),
         (lambda m: m["tokenizer"].update(vocab_size=4e9), "vocab_size=4000000000.0 and eot_id=0"),
         (lambda m: m["tokenizer"].update(eot_id=100), "vocab_size=100 and eot_id=100"),
         (
             lambda m: m["splits"]["train"]["shards"][0].update(name="../train_00000.bin"),
-            r"shard 0 of train is '\.\./train_00000.bin', and must be train_00000.bin",
+            r"shard 0 of train is '\.\./train_00000.bin', but must be train_00000.bin",
         ),
         (
             lambda m: m["splits"].update({"../train": m["splits"]["train"]}),
-            r"a split '\.\./train', and there are train, val",
+            r"split '\.\./train' must be one of train, val",
         ),
     ],
 )
@@ -234,7 +234,7 @@ def test_offsets_that_are_no_array(make_shards):
     folder = make_shards([[1, 2, 3]])
     for content in (b"", b"\x93NUMPY", pickle.dumps([1, 2])):
         (folder / "train_00000.offsets.npy").write_bytes(content)
-        with pytest.raises(ValueError, match="offsets.npy is no NumPy file"):
+        with pytest.raises(ValueError, match="offsets.npy is not a NumPy file"):
             TokenStream(folder, "train").verify()
 
 

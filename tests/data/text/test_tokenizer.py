@@ -169,7 +169,7 @@ def test_bytes_of_tokens_add_up_to_those_of_the_text(tokenizer, text):
     assert sizes.shape == (tokenizer.vocab_size,) and sizes.dtype == np.int64
     ids = tokenizer.encode(text)
     assert sizes[ids].sum() == len(text.encode())
-    assert (sizes[ids] > 0).all()  # the parts of a character that several tokens share, too
+    assert (sizes[ids] > 0).all()  # also for a character split into several tokens
     assert sizes[tokenizer.eot_id] == 0
 
 

@@ -16,7 +16,7 @@ from data.text.tokenizer_errors import check_growth, check_memory, silent_stderr
 
 
 def test_wrong_files_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is none"):
+    with pytest.raises(FileNotFoundError, match="which does not exist"):
         load_tokenizer(str(tmp_path / "absent.json"))
     other = tmp_path / "other.json"
     for text in ('{"a": 0}', "[]", '{"model": 3}', "no JSON", "", "[" * 100_000):
@@ -149,7 +149,7 @@ def test_offline_hub_says_to_pass_a_file(monkeypatch):
         raise FileNotFoundError("no connection")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    with pytest.raises(ValueError, match=r"give the path of a tokenizer\.json.*--train-bpe"):
+    with pytest.raises(ValueError, match=r"pass the path of a tokenizer\.json.*--train-bpe"):
         load_tokenizer("gpt2")
 
 
@@ -159,5 +159,5 @@ def test_an_id_that_no_table_has_room_for(corpus, tmp_path):
     spec["model"]["vocab"][last] = 4_000_000_000
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(spec))
-    with pytest.raises(ValueError, match="has the id 4000000000, and ids must be below 16777216"):
+    with pytest.raises(ValueError, match="has the id 4000000000, but ids must be below 16777216"):
         load_tokenizer(str(path))

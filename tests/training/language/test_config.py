@@ -35,8 +35,8 @@ def test_where_no_data_are_prepared(tmp_path):
     with pytest.raises(FileNotFoundError) as error:
         config.check_prepared()
     assert str(error.value) == (
-        f"data.path={tmp_path / 'none'} does not exist; make it of text files, or folders of them, "
-        f"with: python -m scripts.prepare_text TEXT... --out {tmp_path / 'none'}"
+        f"data.path={tmp_path / 'none'} does not exist; create it from text files, or folders of "
+        f"them, with: python -m scripts.prepare_text TEXT... --out {tmp_path / 'none'}"
     )
     with pytest.raises(FileNotFoundError, match=r"holds no manifest.json.* --out "):
         load_config([QUICKSTART, f"data.path={tmp_path}"]).check_prepared()
