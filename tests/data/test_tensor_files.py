@@ -36,7 +36,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (file_of({"a": ENTRY}, bytes(7)), "declares .* bytes, but it has"),
         (
             file_of({"a": ENTRY | {"data_offsets": [0, 1 << 50]}}, bytes(8)),
-            "declares .* bytes, and",
+            "declares .* bytes, but",
         ),
         (file_of({"a": {}}), "its header is damaged"),
         (file_of({"a": ENTRY | {"data_offsets": []}}), "its header is damaged"),

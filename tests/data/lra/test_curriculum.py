@@ -139,7 +139,7 @@ def test_zeros_come_in_phase_by_phase(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("batch_size", "world_size"), [(3, 1), (4, 4)])
 def test_batches_must_be_shared_equally(folders, batch_size: int, world_size: int) -> None:
     phases = [Phase(paths=[folders["small"], folders["large"]], steps=1, batch_size=batch_size)]
-    with pytest.raises(ValueError, match=rf"batch_size={batch_size} .* 2 folder.* {world_size} GP"):
+    with pytest.raises(ValueError, match=rf"batch_size={batch_size} .*2 folder.* {world_size} GPU"):
         make(folders, phases=phases, world_size=world_size)
 
 

@@ -38,7 +38,7 @@ def test_images_are_moved_and_their_edges_repeated() -> None:
     windows = padded.unfold(0, size, 1).unfold(1, size, 1).flatten(0, 1)  # all 25 moves
     assert {str(x.tolist()) for x in images} == {str(x.tolist()) for x in windows}
     # each image by its own code, rows of codes for rows
-    down, right = images[moves], found[1]
+    down, right = images[moves], images[1]
     assert torch.equal(down[:-1], image[1:]) and torch.equal(down[-1], image[-1])
     assert torch.equal(right[:, :-1], image[:, 1:]) and torch.equal(right[:, -1], image[:, -1])
 
