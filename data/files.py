@@ -58,6 +58,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        # Rename only now: a crash after the rename must not leave a name without its content.
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -276,26 +277,28 @@ def to_json(values: dict[str, Any]) -> bytes:
 
 
 def check_settings(
-    folder: Path, before: dict[str, Any], now: dict[str, Any], but: Collection[str] = ()
+    folder: Path, saved: dict[str, Any], current: dict[str, Any], ignored: Collection[str] = ()
 ) -> None:
     """Raise ValueError if a folder was begun with other settings, and list the differences.
 
-    `but` lists settings that may differ; nested ones are named "group.name".
+    Settings in `ignored` may differ; nested ones are named "group.name".
     """
-    if changes := differing(before, now, but):
+    if changes := differing(saved, current, ignored):
         raise ValueError(
             f"{folder} was begun with other settings ({'; '.join(changes)}); repeat them, choose "
             "another --out folder, or delete this one."
         )
 
 
-def differing(there: dict[str, Any], here: dict[str, Any], but: Collection[str] = ()) -> list[str]:
+def differing(
+    saved: dict[str, Any], current: dict[str, Any], ignored: Collection[str] = ()
+) -> list[str]:
     """Describe each setting that differs, with both values; nested ones are named "group.name"."""
-    old, new = dict(leaves(there)), dict(leaves(here))
+    there, here = dict(leaves(saved)), dict(leaves(current))
     return [
-        f"{name} is {old.get(name)!r} there and {new.get(name)!r} here"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and name not in but
+        f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name) and name not in ignored
     ]
 
 

@@ -76,7 +76,7 @@ def why_offline() -> str | None:
     """Reason why the hub cannot be reached; None if it can, or if a proxy is configured.
 
     The hub's libraries would retry for half a minute. If the hub cannot be reached, this function
-    switches them to offline mode for the rest of the process, so that they only use their cache.
+    therefore switches them to offline mode for the rest of the process: they only use their cache.
     """
     from huggingface_hub import constants
 

@@ -21,8 +21,8 @@ class Permutation:
     The key is a sequence of non-negative integers; each key gives its own permutation.
 
     A balanced Feistel network permutes the smallest range of 2^(2k) numbers that holds n. A number
-    that lands outside range(n) is sent through the network again until it lands inside (cycle
-    walking, at most 4 rounds on average), so the result is still a bijection. See Black and
+    that lands outside range(n) is sent through the network again until it lands inside. This cycle
+    walking takes at most 4 rounds on average, and the result is still a bijection. See Black and
     Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
     """
 
@@ -44,6 +44,7 @@ class Permutation:
                 f"{indices.max()}."
             )
         out = self._network(indices.astype(np.uint64).reshape(-1))
+        # cycle walking: only the numbers outside range(n) go through the network again
         while (outside := np.flatnonzero(out >= self.n)).size:
             out[outside] = self._network(out[outside])
         return out.astype(np.int64).reshape(indices.shape)

@@ -27,7 +27,7 @@ class Verified:
             stamps = record.items() if isinstance(record, dict) else ()
             self._stamps = {name: stamp for name, stamp in stamps if _is_stamp(stamp)}
 
-    def once(self, files: Sequence[Path], sha256: str, check: Callable[[], None]) -> None:
+    def check_once(self, files: Sequence[Path], sha256: str, check: Callable[[], None]) -> None:
         """Call `check`, which raises if the files are damaged, unless they passed it before.
 
         The manifest says that the first file has this sha256; the others belong to that file.

@@ -214,15 +214,16 @@ def _apply_to_digits(operators: np.ndarray, counts: np.ndarray) -> np.ndarray:
     n_digits = counts.sum(1)
     cumulative = np.cumsum(counts, axis=1)
 
-    def ranked(rank: np.ndarray) -> np.ndarray:
+    def digit_at(rank: np.ndarray) -> np.ndarray:
+        # in sorted order, the digit at `rank` is the first whose cumulative count exceeds it
         return (cumulative <= rank[:, None]).sum(1)
 
     values = np.choose(
         operators,
         [
-            ranked(np.zeros_like(n_digits)),
-            ranked(n_digits - 1),
-            (ranked((n_digits - 1) // 2) + ranked(n_digits // 2)) // 2,
+            digit_at(np.zeros_like(n_digits)),
+            digit_at(n_digits - 1),
+            (digit_at((n_digits - 1) // 2) + digit_at(n_digits // 2)) // 2,
             counts @ np.arange(N_CLASSES) % N_CLASSES,
         ],
     )

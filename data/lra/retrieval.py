@@ -12,7 +12,7 @@ import numpy as np
 
 from data.files import check_regular
 from data.lra.text import VOCAB_SIZE as VOCAB_SIZE
-from data.lra.text import Review, keyed_number, to_ids
+from data.lra.text import Review, keyed_hash, to_ids
 
 N_CLASSES = 2
 MAX_LENGTH = 4000  # bytes of each document that are kept
@@ -88,12 +88,12 @@ def make_pairs(reviews: Sequence[Review], seed: int) -> list[tuple[int, bytes, b
     """
     texts = sorted({review.text for review in reviews}, key=lambda text: (len(text), text))
     neighbours = list(zip(texts[0::2], texts[1::2], strict=False))
-    neighbours.sort(key=lambda pair: keyed_number(seed, pair[0] + pair[1]))
+    neighbours.sort(key=lambda pair: keyed_hash(seed, pair[0] + pair[1]))
     low, high = _CUT_BETWEEN
     pairs = []
     for i, (a, b) in enumerate(neighbours):
         # Cut both at the same fraction: otherwise mismatched lengths would give label 0 away.
-        fraction = low + (high - low) * keyed_number(seed, b + a) / 2**64
+        fraction = low + (high - low) * keyed_hash(seed, b + a) / 2**64
         (start_a, end_a), (start_b, end_b) = _cut(a, fraction), _cut(b, fraction)
         if not (start_a and end_a and start_b and end_b):
             continue
@@ -101,10 +101,10 @@ def make_pairs(reviews: Sequence[Review], seed: int) -> list[tuple[int, bytes, b
             pairs += [(1, start_a, end_a), (1, start_b, end_b)]
         else:
             pairs += [(0, start_a, end_b), (0, start_b, end_a)]
-    return sorted(pairs, key=lambda pair: keyed_number(seed, pair[1] + pair[2]))
+    return sorted(pairs, key=lambda pair: keyed_hash(seed, pair[1] + pair[2]))
 
 
-def without(reviews: Sequence[Review], others: Sequence[Review]) -> list[Review]:
+def exclude(reviews: Sequence[Review], others: Sequence[Review]) -> list[Review]:
     """Reviews whose text does not occur among the others."""
     texts = {review.text for review in others}
     return [review for review in reviews if review.text not in texts]

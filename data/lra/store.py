@@ -249,7 +249,7 @@ def verify_split(folder: Path, split: str) -> None:
     verified = Verified(folder)
     for name, array in Manifest.load(folder).splits[split].arrays.items():
         path = array_path(folder, split, name)
-        verified.once([path], array.sha256, partial(_verify_array, path, array))
+        verified.check_once([path], array.sha256, partial(_verify_array, path, array))
 
 
 def _verify_array(path: Path, array: ArrayInfo) -> None:

@@ -152,7 +152,7 @@ def _pairs(request: Request) -> Plan:
 
     def write(writer: TaskWriter, on_progress: OnProgress) -> None:
         imdb = text.read_imdb(request.source)
-        imdb["train"] = retrieval.without(imdb["train"], imdb["test"])
+        imdb["train"] = retrieval.exclude(imdb["train"], imdb["test"])
         n_train, n_test = len(imdb["train"]), len(imdb["test"])
         n_val = n_train // 10
         sizes = {"train": n_train - n_val, "val": n_val, "test": n_test}

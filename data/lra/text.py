@@ -13,7 +13,7 @@ import numpy as np
 
 from data.files import check_regular, list_folder, parse_json
 from data.hub import from_hub
-from data.text.readers import file_format, opened
+from data.text.readers import file_format, open_file
 
 HUB_NAME = "stanfordnlp/imdb"
 VOCAB_SIZE = 257  # a byte b has token id b + 1
@@ -74,7 +74,7 @@ def split_reviews(
         ValueError: A split has fewer reviews than requested.
     """
     train, test = (
-        sorted(imdb[split], key=lambda review: keyed_number(seed, review.text))
+        sorted(imdb[split], key=lambda review: keyed_hash(seed, review.text))
         for split in ("train", "test")
     )
     held_out = sizes["val"]
@@ -102,7 +102,7 @@ def to_ids(text: bytes, max_length: int) -> np.ndarray:
     return np.frombuffer(text[:max_length], np.uint8).astype(np.uint16) + np.uint16(1)
 
 
-def keyed_number(seed: int, text: bytes) -> int:
+def keyed_hash(seed: int, text: bytes) -> int:
     """Pseudorandom number in [0, 2^64), a pure function of seed and text."""
     digest = hashlib.blake2b(text, key=seed.to_bytes(8, "little"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
@@ -132,7 +132,7 @@ def _only_file(source: Path, split: str) -> Path:
 
 
 def _read_jsonl(path: Path) -> Iterator[Review]:
-    with opened(path) as (file, _):
+    with open_file(path) as (file, _):
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number}"
             try:

@@ -117,8 +117,8 @@ def _choose(canvas, t, rng, centre_y, centre_x, direction, weights):
     """Draw a ring pixel by weight; -1 if the sum of all weights is almost 0.
 
     The weight is the product of a turn factor and a room factor. Rejection sampling draws a turn by
-    the first factor and accepts it with the second as probability, so it checks the room around one
-    pixel only. After too many rejections, all weights are computed.
+    the first factor and accepts it with the second as probability. It only checks the room around
+    the pixels that it draws. After too many rejections, all weights are computed.
     """
     last = t.n_turns[direction] - 1
     for _ in range(_EAGER_CHOICES):
@@ -173,6 +173,7 @@ def _extend(canvas, t, rng, snakes, s, weights, strokes, n):
             return False
         y, x, template = centre_y + t.ring[i, 0], centre_x + t.ring[i, 1], N_SEEDS + i
         at = (y + PAD) * t.stride + x + PAD
+        # The stroke collides if an occupied pixel reaches the limit of its core.
         for k in range(t.n_core[template]):
             if canvas[at + t.core[template, k]] >= t.core_limit[template, k]:
                 break
@@ -245,6 +246,7 @@ def _draw_targets(canvas, empty, t, rng, snakes, strokes, weights):
         for s in range(2):
             at = s * length + i
             if not _extend(canvas, t, rng, snakes, s, weights, strokes, at):
+                # Remove the masks of both contours: the first one is ahead by s strokes.
                 _restore(canvas, empty, t, strokes, 0, i - 1 + s)
                 _restore(canvas, empty, t, strokes, length, length + i - 1)
                 return False

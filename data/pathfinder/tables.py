@@ -16,7 +16,7 @@ from data.pathfinder.templates import (
     TemplateBank,
     banks_of,
     disk_offsets,
-    turned_back,
+    opposite,
 )
 
 PAD = 10  # radius of the largest template
@@ -101,8 +101,8 @@ def _fill(t: np.void, parameters: Pathfinder, bank: TemplateBank) -> None:
     directions = np.concatenate([SEED_ANGLES, ring_angles])
     t["sin"][: len(directions)] = _sin(directions)
     t["cos"][: len(directions)] = _cos(directions)
-    t["back_sin"] = _sin(turned_back(SEED_ANGLES))
-    t["back_cos"] = _cos(turned_back(SEED_ANGLES))
+    t["back_sin"] = _sin(opposite(SEED_ANGLES))
+    t["back_cos"] = _cos(opposite(SEED_ANGLES))
     for angle, solid in enumerate(bank.solid):
         t["startable"][angle] = _is_startable(solid)
         t["first_region"][angle] = _first_region(solid, parameters)
@@ -130,9 +130,9 @@ def _is_startable(solid: np.ndarray) -> bool:
     """Whether the reference can start a contour at this angle anywhere at all.
 
     The reference looks for room with a dilation whose structuring element is `solid`. If no pixel
-    of that element falls into the image, OpenCV's dilation returns its lowest number, and the
-    reference then finds no room in the whole image. This happens in a corner of the image unless
-    the element reaches into all four quadrants. At size 32, only 30 of 360 angles remain.
+    of that element falls into the image, OpenCV's dilation returns its lowest number. The reference
+    then finds no room in the whole image. This happens in a corner of the image unless the element
+    reaches into all four quadrants. At size 32, only 30 of 360 angles remain.
     """
     quadrants = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
     return all((solid * np.array(signs) >= 0).all(axis=1).any() for signs in quadrants)

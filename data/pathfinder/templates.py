@@ -73,7 +73,7 @@ def marker_patch(parameters: Pathfinder) -> np.ndarray:
     return _shrink(np.where(disk, np.uint8(255), np.uint8(0)), side)
 
 
-def turned_back(angles: np.ndarray) -> np.ndarray:
+def opposite(angles: np.ndarray) -> np.ndarray:
     """Opposite directions, (n,) radians between -pi and pi, as in the reference.
 
     The choice of pi or -pi can move the end of a stroke by a pixel: both sines should be 0 but
@@ -105,7 +105,7 @@ def _draw_bank(scale: Scale, margin: int) -> TemplateBank:
     reach = scale.stroke_length + margin
     ring = ring_offsets(reach)
     outwards = np.array([math.atan2(y, x) for y, x in ring.tolist()])
-    angles = np.concatenate([SEED_ANGLES, turned_back(outwards)])
+    angles = np.concatenate([SEED_ANGLES, opposite(outwards)])
     patches = [_draw_stroke(angle, scale, margin) for angle in angles.tolist()]
     lines, masks = (np.stack(patch) for patch in zip(*patches, strict=True))
     return TemplateBank(

@@ -34,7 +34,7 @@ class DataConfig:
     tokens, so most contain parts of several documents (packing)."""
     consecutive_windows: int = 1
     """Number of consecutive samples that are adjacent in the text. With 4, a run with 1K context
-    sees the same tokens in the same order as a run with 4K context, so only the context differs."""
+    sees the same tokens in the same order as one with 4K context: only the context differs."""
 
     def __post_init__(self) -> None:
         _check_weight("data.weight", self.weight)

@@ -82,7 +82,7 @@ def load_document(
 
 
 def split_of(number: int, val_ratio: float) -> str:
-    """Assign a document to "train" or "val" by a keyed hash of its number alone."""
+    """Assign a document to "train" or "val" by a keyed hash of its number."""
     key = SPLIT_SEED.to_bytes(8, "little")
     digest = hashlib.blake2b(number.to_bytes(8, "little"), key=key, digest_size=8).digest()
     return "val" if int.from_bytes(digest, "little") < val_ratio * 2**64 else "train"

@@ -45,7 +45,7 @@ class Mixture:
         """Samples of each corpus per round."""
         self._ends = np.cumsum(self.quotas)
 
-    def of(
+    def assign(
         self, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Corpus of each sample, and its number in that corpus: int64, shaped like `numbers`."""
@@ -54,6 +54,7 @@ class Mixture:
         for number in np.unique(rounds).tolist():
             mask = rounds == number
             shuffled[mask] = Permutation(ROUND, (self.seed, number, 2))(offsets[mask])
+        # Each corpus owns a range of a shuffled round, so its own numbers have no gaps.
         corpus = np.searchsorted(self._ends, shuffled, side="right")
         quotas = np.array(self.quotas)[corpus]
         return corpus, rounds * quotas + shuffled - (self._ends[corpus] - quotas)
@@ -81,7 +82,7 @@ class MixedBatches:
         """Read samples [first_sample, first_sample + batch_size) as contiguous tensors."""
         consecutive = self.corpora[0].consecutive_windows
         groups, parts = np.divmod(np.arange(first_sample, first_sample + batch_size), consecutive)
-        corpus, group = self.mixture.of(groups)
+        corpus, group = self.mixture.assign(groups)
         numbers = group * consecutive + parts
         batches = {
             index: (corpus == index, self.corpora[index].samples(numbers[corpus == index]))

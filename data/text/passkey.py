@@ -109,11 +109,11 @@ def tokens_of_key(tokenizer: TextTokenizer) -> int:
 class PasskeySource:
     """Source of documents with pass keys and questions for all keys, in text of a prepared corpus.
 
-    Lengths range from slightly more than a needle and its question to `longest` tokens, such that
-    each octave of lengths has the same total number of tokens. Depths are uniform. Needles and
-    questions take at most half of a text. The number of keys is log-uniform: each octave has the
-    same number of texts. Some documents are therefore easy, and long ones have many distances
-    between key and question. Each document is a pure function of seed and number.
+    Lengths range from slightly more than a needle and its question to `longest` tokens. Each octave
+    of lengths has the same total number of tokens. Depths are uniform. Needles and questions take
+    at most half of a text. The number of keys is log-uniform: each octave has the same number of
+    texts. Some documents are therefore easy, and long ones have many distances between key and
+    question. Each document is a pure function of seed and number.
 
     Raises:
         ValueError: `longest` has no room for a haystack, no document is for validation, or the
@@ -157,6 +157,7 @@ class PasskeySource:
     def _text(self, number: int, stream: TokenStream) -> str:
         rng = np.random.default_rng((self.seed, number))
         longest = min(self.longest, len(stream))
+        # density 1 / length^2, so that each octave of lengths has the same number of tokens
         length = int(1 / rng.uniform(1 / longest, 1 / self._shortest))
         first = int(rng.integers(0, len(stream) - length + 1))
         max_keys = min(max(1, length // (2 * self._one_key)), len(DOORS))

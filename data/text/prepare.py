@@ -303,6 +303,7 @@ def _encode_rest(
     }
     safe_tokens = total(state.splits).tokens
     text_bytes = 0  # of the current document
+    # two threads work ahead: one reads and cuts documents, the other encodes them on all cores
     batches = _prefetch(_batches(source.documents(state.documents_read), tokenizer))
     encoded = _prefetch(
         (batch, tokenizer.encode_batch([piece.text for piece in batch])) for batch in batches

@@ -56,7 +56,7 @@ def file_format(path: Path) -> str | None:
 
 def is_text(path: Path) -> bool:
     """Whether the first 64 KiB of a file, decompressed, are UTF-8 without a NUL."""
-    with opened(path) as (stream, _):
+    with open_file(path) as (stream, _):
         head = stream.read(_HEAD)
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # may end inside a character
@@ -96,7 +96,7 @@ def read_file(path: Path, text_field: str, txt_separator: str | None) -> Iterato
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
+def open_file(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
     """Open a file, decompress it according to its name, and yield it with a progress function.
 
     The function returns the fraction of the file read so far.
@@ -169,7 +169,7 @@ def _plain_chunks(stream: BinaryIO, path: Path) -> Iterator[bytes]:
 
 def _read_text(path: Path) -> str:
     data = bytearray()
-    with opened(path) as (stream, _):
+    with open_file(path) as (stream, _):
         for chunk in _plain_chunks(stream, path):
             data += chunk
             if len(data) > MAX_DOCUMENT_BYTES:
@@ -184,7 +184,7 @@ def _read_separated(path: Path, separator: bytes) -> Iterator[Record]:
     pending: list[bytes] = []  # parts of the document that has not ended yet
     tail = b""  # last bytes read, which may be the beginning of a separator
     number = 0
-    with opened(path) as (stream, fraction_read):
+    with open_file(path) as (stream, fraction_read):
         for chunk in _plain_chunks(stream, path):
             *ends, rest = (tail + chunk).split(separator)
             done = fraction_read()
@@ -207,7 +207,7 @@ def _read_separated(path: Path, separator: bytes) -> Iterator[Record]:
 
 def _read_jsonl(path: Path, text_field: str) -> Iterator[Record]:
     # lines end in b"\n" only: U+2028 and similar characters are valid inside a JSON string
-    with opened(path) as (stream, fraction_read):
+    with open_file(path) as (stream, fraction_read):
         for line_number in count(1):
             line = stream.readline(MAX_DOCUMENT_BYTES + 1)
             if not line:

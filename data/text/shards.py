@@ -203,7 +203,7 @@ class TokenStream:
         for shard in self.info.shards:
             files = [self.path / shard.name, self.path / offsets_name(shard.name)]
             check = partial(_verify_shard, self.path, self.manifest, shard)
-            verified.once(files, shard.sha256, check)
+            verified.check_once(files, shard.sha256, check)
 
     def __len__(self) -> int:
         """Number of tokens in the split."""

@@ -97,7 +97,7 @@ class TextTokenizer:
         self._byte_level = (spec["decoder"] or {}).get("type") == "ByteLevel"
         self._splits_at_word_borders = _is_gpt2_like(spec)
         self.undoes_bytes: bool = _undoes_bytes(spec)
-        """Whether decoding reverses byte-level encoding; true for tokenizers without one."""
+        """Whether decoding reverses byte-level encoding; true if the ids do not encode bytes."""
 
     def encode(self, text: str) -> list[int]:
         """Encode ordinary text to token ids, without an end of text."""
@@ -224,7 +224,7 @@ def load_tokenizer(name: str, end_of_text: str | None = None) -> TextTokenizer:
     check_size(path)
     requirement = (
         f"{path} must be a tokenizer.json saved by the tokenizers library; a vocab.json or "
-        "merges.txt alone is not enough"
+        "merges.txt is not enough"
     )
     data = path.read_bytes()
     tokenizer = _from_json(data, requirement)

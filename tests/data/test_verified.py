@@ -12,7 +12,7 @@ def test_once_until_the_file_or_its_sum_changes(tmp_path):
     path.write_text("one")
 
     def look(sha256="x"):
-        Verified(tmp_path).once([path], sha256, lambda: checked.append(path.read_text()))
+        Verified(tmp_path).check_once([path], sha256, lambda: checked.append(path.read_text()))
         return len(checked)
 
     assert [look(), look(), look("y"), look("y")] == [1, 1, 2, 2]
@@ -39,7 +39,7 @@ def test_what_fails_is_not_remembered(tmp_path):
 
     for _ in range(2):
         with pytest.raises(ValueError, match="damaged"):
-            Verified(tmp_path).once([path], "x", fail)
+            Verified(tmp_path).check_once([path], "x", fail)
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
 
     monkeypatch.setattr("data.verified.write_atomically", refuse)
     for _ in range(2):
-        Verified(tmp_path).once([path], "x", lambda: checked.append(1))
+        Verified(tmp_path).check_once([path], "x", lambda: checked.append(1))
     assert len(checked) == 2
 
 

@@ -3,11 +3,11 @@ import pytest
 
 from data.lra.retrieval import (
     MAX_LENGTH,
+    exclude,
     find_aan,
     make_pairs,
     pair_examples,
     read_aan,
-    without,
 )
 from data.lra.text import Review
 
@@ -120,7 +120,7 @@ def test_documents_too_short_to_cut_are_not_used():
 
 
 def test_without_and_ids():
-    assert without([Review(0, b"a"), Review(1, b"b")], [Review(1, b"a")]) == [Review(1, b"b")]
+    assert exclude([Review(0, b"a"), Review(1, b"b")], [Review(1, b"a")]) == [Review(1, b"b")]
     [(label, documents)] = pair_examples([(1, b"a" * 5000, b"\x00")])
     assert label == 1 and [len(d) for d in documents] == [4000, 1]
     assert documents[1].tolist() == [1]

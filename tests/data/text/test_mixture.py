@@ -28,24 +28,24 @@ def test_shares_are_exact_in_each_round(weights: list[float]) -> None:
     for quota, weight in zip(mixture.quotas, weights, strict=True):
         assert abs(quota - ROUND * weight / sum(weights)) <= 1
     for start in (0, 7 * ROUND):
-        corpus, _ = mixture.of(np.arange(start, start + ROUND))
+        corpus, _ = mixture.assign(np.arange(start, start + ROUND))
         assert np.bincount(corpus).tolist() == mixture.quotas
 
 
 def test_each_corpus_is_read_from_its_first_sample_on_without_a_gap() -> None:
     mixture = Mixture([3, 1], seed=1)
-    corpus, numbers = mixture.of(np.arange(3 * ROUND))
+    corpus, numbers = mixture.assign(np.arange(3 * ROUND))
     for index in range(2):
         mine = numbers[corpus == index]
         assert sorted(mine.tolist()) == [*range(3 * mixture.quotas[index])]
 
 
 def test_corpora_alternate_and_the_seed_decides_how() -> None:
-    corpus, _ = Mixture([1, 1], seed=1).of(np.arange(200))
+    corpus, _ = Mixture([1, 1], seed=1).assign(np.arange(200))
     assert 60 < corpus.sum() < 140  # also in any small number of samples
-    other, _ = Mixture([1, 1], seed=2).of(np.arange(200))
+    other, _ = Mixture([1, 1], seed=2).assign(np.arange(200))
     assert (corpus != other).any()
-    next_round, _ = Mixture([1, 1], seed=1).of(np.arange(ROUND, ROUND + 200))
+    next_round, _ = Mixture([1, 1], seed=1).assign(np.arange(ROUND, ROUND + 200))
     assert (corpus != next_round).any()
 
 
@@ -64,7 +64,7 @@ def test_batches_are_the_same_however_they_are_cut(streams, consecutive: int) ->
 
 def test_rows_are_those_of_their_corpus(streams) -> None:
     mixed = batches(streams)
-    corpus, numbers = mixed.mixture.of(np.arange(40))
+    corpus, numbers = mixed.mixture.assign(np.arange(40))
     batch = mixed.batch(0, 40)
     assert set(corpus.tolist()) == {0, 1}
     for row, (index, number) in enumerate(zip(corpus.tolist(), numbers.tolist(), strict=True)):
