@@ -67,7 +67,7 @@ def test_a_wrong_option_needs_no_pytorch() -> None:
     ("config", "override", "sentence"),
     [
         ("quickstart", "optim.inertia=1", "optim.inertia is not a setting: "),
-        ("quickstart", "data.path=nowhere", "data.path=nowhere does not exist; make it "),
+        ("quickstart", "data.path=nowhere", "data.path=nowhere does not exist; create it "),
         ("lra/image", "data.path=nowhere", "data.path=nowhere is not prepared; make it with"),
     ],
 )

@@ -212,7 +212,7 @@ def test_trains_on_interpreted_triton_kernels(run, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (["data.path=nowhere"], FileNotFoundError, "nowhere does not exist; make it"),
+        (["data.path=nowhere"], FileNotFoundError, "nowhere does not exist; create it"),
         (
             ["model.vocab_size=500"],
             ValueError,

@@ -188,7 +188,7 @@ def test_a_corpus_too_small_for_a_document_is_refused(corpus, tmp_path) -> None:
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
     source = open_source([str(tmp_path / "train.jsonl")], val=[str(tmp_path / "val.jsonl")])
     prepare(source, tmp_path / "shards", tokenizer=str(corpus / TOKENIZER))
-    with pytest.raises(ValueError, match=r"val of .* tokens, and a document with a key needs 1"):
+    with pytest.raises(ValueError, match=r"val of .* tokens, but a document with a key needs 1"):
         PasskeySource(tmp_path / "shards", 100, longest=400)
 
 
