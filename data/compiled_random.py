@@ -22,7 +22,7 @@ def _next(stream):
 
 @njit
 def below(stream, n):
-    """Random int64 in [0, n); the probabilities of two values differ by at most n / 2^32."""
+    """Random int64 in [0, n), with a relative bias of at most n / 2^32."""
     return np.int64(((_next(stream) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
 
 

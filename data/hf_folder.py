@@ -137,7 +137,7 @@ def _read_sharded(index_path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    # An unpickler takes each byte for an instruction. Text, or part of a checkpoint, raises these.
+    # An unpickler takes each byte for an instruction, so text or a partial file can raise these.
     wrong_bytes = EOFError, LookupError, RuntimeError, ValueError
     try:
         # weights_only: a pickle of anything else could run code

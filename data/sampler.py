@@ -85,7 +85,7 @@ class WindowSampler:
                 f"The corpus has {self.n_tokens} tokens, but one sample of context_length={length} "
                 f"needs {length + 1}; use a longer text or a shorter context."
             )
-        # one window less than would fit, so that the borders can move by up to a whole window
+        # one window fewer than would fit, so that the borders can move by up to a whole window
         self.windows_per_epoch = max(1, n_targets // length - 1)
         self._n_offsets = min(length, n_targets - self.windows_per_epoch * length + 1)
 

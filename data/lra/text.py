@@ -1,4 +1,4 @@
-"""Text task of Long Range Arena: rate IMDB reviews as good or bad by bytes (Maas et al. 2011).
+"""Text task of Long Range Arena: sentiment of IMDB reviews, read as bytes (Maas et al. 2011).
 
 The benchmark validates on the test set. Here, validation uses a tenth of the training set instead.
 The model is therefore not selected on the test set, and trains on a tenth less data.

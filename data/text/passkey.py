@@ -1,4 +1,4 @@
-"""Pass key retrieval: sentences in a long text name the pass keys of doors, and questions end it.
+"""Pass key retrieval: a long text hides pass keys, and questions at its end ask for them.
 
 The task follows Mohtashami and Jaggi 2023, "Landmark Attention" (arXiv 2305.16300), with haystacks
 of real text. Each key belongs to a numbered door, so that a text can hold several keys. Prompts of

@@ -54,18 +54,18 @@ class CutSource:
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         before = 0.0
-        for whole in self.files.documents(start // 2):
-            cut = cut_position(whole.text, self.val_ratio)
-            number = 2 * whole.number
-            if number >= start and whole.left_out is not None:
-                yield whole._replace(number=number)
+        for document in self.files.documents(start // 2):
+            cut = cut_position(document.text, self.val_ratio)
+            number = 2 * document.number
+            if number >= start and document.left_out is not None:
+                yield document._replace(number=number)
             elif number >= start:
-                fraction = 1 if cut is None else cut / len(whole.text)
-                done = before + fraction * (whole.done - before)
-                yield Document(number, "train", whole.text[:cut], done)
+                fraction = 1 if cut is None else cut / len(document.text)
+                done = before + fraction * (document.done - before)
+                yield Document(number, "train", document.text[:cut], done)
             if cut is not None:
-                yield Document(number + 1, "val", whole.text[cut:], whole.done)
-            before = whole.done
+                yield Document(number + 1, "val", document.text[cut:], document.done)
+            before = document.done
 
 
 def cut_position(text: str, val_ratio: float) -> int | None:
