@@ -31,8 +31,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_checkpoint_option(parser)
     add(
         "--lengths", type=int, nargs="+", metavar="TOKENS",
-        help="prompt lengths (default: the run's context, a half, a quarter and an eighth of it, where "
-        "a key fits)",
+        help="prompt lengths (default: the run's context, a half, a quarter and an eighth of it, "
+        "if a key fits)",
     )  # fmt: skip
     add(
         "--depths", type=float, nargs="+", default=[n / 10 for n in range(11)], metavar="SHARE",
