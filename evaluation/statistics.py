@@ -1,8 +1,8 @@
-"""Means of token losses and how sure they are: documents are what varies, not tokens.
+"""Mean token losses and their confidence intervals, by a bootstrap over documents.
 
-Neighbouring tokens share a document, so intervals come from a bootstrap that draws whole documents
+The losses of tokens in one document are correlated. The bootstrap therefore draws whole documents
 (a cluster bootstrap: Field and Welsh 2007, doi 10.1111/j.1467-9868.2007.00593.x). Two models are
-compared in the same draws.
+compared on the same draws.
 """
 
 import math
@@ -20,9 +20,9 @@ _t_975 = partial(stats.t.ppf, 0.975)  # the two-sided 95% point, by degrees of f
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean and the interval that holds it with 95% confidence, nats.
+    """Mean and 95% confidence interval, nats.
 
-    NaN where nothing counts; low and high also where fewer than LEAST_DOCUMENTS do.
+    All are NaN if no token counts. low and high are also NaN for fewer than LEAST_DOCUMENTS.
     """
 
     mean: float
@@ -33,65 +33,67 @@ class Estimate:
 def estimate(
     of: Sums, minus: Sums | None = None, *, resamples: int = 4000, seed: int = 0
 ) -> list[Estimate]:
-    """Mean of each bin, or what it differs by, with the interval of a bootstrap over documents.
+    """Estimate the mean of each bin, or its difference to `minus`, with a bootstrap over documents.
 
-    A bootstrap of few documents is too narrow: its percentiles are moved out as far as Student's t
-    is wider than a normal distribution (Hesterberg, arXiv 1411.5279: the "expanded
-    percentile" interval). Of many, few may hold most of the tokens: they count as so many of equal
-    length whose mean varies as much, (sum w)^2 / sum w^2 with w the tokens (Kish 1965, Survey
-    Sampling).
+    The bootstrap interval of few documents is too narrow. Its percentiles are therefore widened by
+    the ratio of Student's t to the normal distribution (Hesterberg, arXiv 1411.5279: the "expanded
+    percentile" interval).
 
-    Equal documents are drawn `of` and `minus`, so that what is hard in both cancels; each mean is
-    over the tokens of one alone. All bins share the draws.
+    A few long documents may contain most tokens. The effective number of documents is therefore
+    that of equal length whose mean has the same variance: (sum w)^2 / sum w^2 with w the tokens of
+    each document (Kish 1965, Survey Sampling).
+
+    The same documents are drawn from `of` and `minus`, so that their difficulty cancels. Each mean
+    is over its own tokens. All bins share the draws.
     """
     terms, n_bins = [of] if minus is None else [of, minus], of.tokens.shape[1]
     counts = np.array([with_bins(term.tokens, n_bins) for term in terms], dtype=np.float64)
     sums = np.array([with_bins(term.nats, n_bins) for term in terms])
-    # documents without a scored token tell nothing
+    # documents without a scored token carry no information
     present = np.flatnonzero(counts.any(axis=(0, 2)))
     if len(present) == 0:
         return [Estimate(mean=math.nan, low=math.nan, high=math.nan)] * n_bins
     draws = _draws(len(present), resamples, seed)
-    drawn, middle = np.zeros((resamples, n_bins)), np.zeros(n_bins)
-    with np.errstate(invalid="ignore"):  # 0 / 0 where a draw has no token of a bin
+    resampled, means = np.zeros((resamples, n_bins)), np.zeros(n_bins)
+    with np.errstate(invalid="ignore"):  # 0 / 0 if a draw has no token in a bin
         for sign, nats, tokens in zip((1, -1), sums, counts, strict=False):
-            drawn += sign * ((draws @ nats[present]) / (draws @ tokens[present]))
-            middle += sign * (nats.sum(axis=0) / tokens.sum(axis=0))
+            resampled += sign * ((draws @ nats[present]) / (draws @ tokens[present]))
+            means += sign * (nats.sum(axis=0) / tokens.sum(axis=0))
     shared = counts * np.all(counts, axis=0)
     documents = np.min([effective_number(term) for term in shared], axis=0)
     result = []
-    for mean, of_bin, effective in zip(middle, drawn.T, documents, strict=True):
+    for mean, resampled_bin, effective in zip(means, resampled.T, documents, strict=True):
         low = high = math.nan
         if round(effective) >= LEAST_DOCUMENTS:
-            # the share of the draws to leave out on each side
+            # share of the draws beyond each end of the interval
             expanded = math.sqrt(effective / (effective - 1)) * _t_975(effective - 1)
             tail = stats.norm.cdf(-expanded)
-            low, high = np.nanquantile(of_bin, [tail, 1 - tail])
+            low, high = np.nanquantile(resampled_bin, [tail, 1 - tail])
         result.append(Estimate(mean=float(mean), low=float(low), high=float(high)))
     return result
 
 
 def with_bins(table: np.ndarray, n_bins: int) -> np.ndarray:
-    """(n_documents, n_bins): empty bins added, or those that the other does not have left out."""
+    """Pad a table with empty bins, or truncate it, to (n_documents, n_bins)."""
     missing = max(0, n_bins - table.shape[1])
     return np.pad(table, ((0, 0), (0, missing)))[:, :n_bins]
 
 
-# drawing takes longer than all else, and rows of a table share their draws; chunks and windows that
-# slide may score another number of documents
+# Drawing is the slowest part, and the rows of a table share their draws. Two entries: chunks and
+# sliding windows may score different numbers of documents.
 @lru_cache(maxsize=2)
 def _draws(n_documents: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each draw has each document: (resamples, n_documents), float64 to be fast."""
+    """Count of each document in each draw, (resamples, n_documents); float64 for fast matmuls."""
     chances = np.full(n_documents, 1 / n_documents)
     draws = np.random.default_rng(seed).multinomial(n_documents, chances, size=resamples)
     return draws.astype(np.float64)
 
 
 def seed_half_width(a: ArrayLike, b: ArrayLike) -> float | None:
-    """Half the 95% interval of mean(b) - mean(a) over independent seeds, nats.
+    """Half width of the 95% interval of mean(b) - mean(a) over independent seeds, nats.
 
-    Welch's standard error with the degrees of freedom of the smaller sample, the cautious choice.
-    None where a sample has a single seed.
+    Welch's standard error with the degrees of freedom of the smaller sample, which is conservative.
+    None if either sample has a single seed.
     """
     smaller = min(np.size(a), np.size(b))
     if smaller < 2:
@@ -100,23 +102,23 @@ def seed_half_width(a: ArrayLike, b: ArrayLike) -> float | None:
 
 
 def paired_half_width(differences: ArrayLike) -> float | None:
-    """Half the 95% interval of the mean difference over pairs of seeds, nats; None for one pair.
+    """Half width of the 95% interval of the mean difference over pairs of seeds, nats.
 
-    Student's t. What both runs of a pair have in common, such as the weights that they start with,
-    does not widen it.
+    Uses Student's t. Whatever the runs of a pair share, such as their initial weights, does not
+    widen the interval. None for a single pair.
     """
     n = np.size(differences)
     return None if n < 2 else float(_t_975(n - 1) * stats.sem(differences))
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
-    """The 95% interval of a probability of which n draws gave `share` (Wilson 1927)."""
-    found = stats.binomtest(round(share * n), n).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    """95% interval of a probability, given the observed `share` in n trials (Wilson 1927)."""
+    interval = stats.binomtest(round(share * n), n).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def widen(document: Estimate, seeds: float | None) -> Estimate:
-    """The interval of a difference that also counts the seeds, whose errors are independent."""
+    """Widen a document interval by the half width over seeds, whose errors are independent."""
     if seeds is None:
         return document
     mean = document.mean
