@@ -1,1 +1,1 @@
-"""What a trained run is worth, and how sure that is."""
+"""Evaluate trained runs: losses, differences between models and their confidence intervals."""

@@ -1,4 +1,4 @@
-"""Tables and numbers as the reports and README.md write them."""
+"""Format tables and numbers in Markdown, for reports and README.md."""
 
 import math
 import re
@@ -6,31 +6,31 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_MOST_CHARS = 1000
-# Intraword underscores are plain in Markdown; a bare address and an @name become links on GitHub.
+_MAX_CHARS = 1000
+# Markdown ignores underscores inside a word. GitHub turns bare URLs and @names into links.
 _SPECIAL = re.compile(r"[&<>`*\[\]|\\~$@!]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.")
 
 
 def escape(text: str) -> str:
-    """Text of somebody's run, such as its name, so that Markdown and HTML show it as it is.
+    """Escape untrusted text, such as a run's name, so that Markdown and HTML show it literally.
 
-    Line breaks and other control characters become spaces, and a long text is cut.
+    Line breaks and other control characters become spaces. Long text is truncated.
     """
-    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", _flat(text))
+    return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", _flat(text))
 
 
 def code(text: str) -> str:
-    """A code span of a text, in which Markdown reads nothing but the backtick."""
+    """Markdown code span. Backticks, the only special character inside one, become quotes."""
     return "`" + _flat(text).replace("`", "'") + "`"
 
 
 def _flat(text: str) -> str:
-    """At most 1,000 characters of a text, with spaces for line breaks and control characters."""
-    return "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text[:_MOST_CHARS])
+    """The first 1,000 characters, with line breaks and control characters replaced by spaces."""
+    return "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text[:_MAX_CHARS])
 
 
 def escaped(values: Any) -> Any:
-    """Plain values with every text in them escaped, but for the keys of dictionaries."""
+    """Escape every string in nested lists and dictionaries, except dictionary keys."""
     if isinstance(values, dict):
         return {key: escaped(value) for key, value in values.items()}
     if isinstance(values, (list, tuple)):
@@ -39,19 +39,19 @@ def escaped(values: Any) -> Any:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lines of a Markdown table."""
+    """Format a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def dict_table(rows: Iterable[Mapping[str, str]]) -> str:
-    """Lines of a Markdown table whose rows, one at least, all have the keys of its header."""
+    """Format a Markdown table from one or more dictionaries with the same keys."""
     rows = list(rows)
     return markdown_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def with_interval(mean: float | None, interval: Sequence[float | None]) -> str:
-    """A mean, nats, with its interval if there is one."""
+    """Format a mean in nats, followed by its interval if that is known."""
     low, high = interval
     if not is_known(low, high):
         return digits(mean, "z.4f")
@@ -59,10 +59,10 @@ def with_interval(mean: float | None, interval: Sequence[float | None]) -> str:
 
 
 def digits(value: float | None, how: str) -> str:
-    """A number in the given format, of which z writes no -0.0; a dash where it is not known."""
+    """Format a number, or return a dash if it is unknown. The format's z prints -0.0 as 0.0."""
     return format(value, how) if is_known(value) else "-"
 
 
 def is_known(*numbers: float | None) -> bool:
-    """Whether none of them is NaN, or null as in JSON."""
+    """Whether every number is known, i.e. neither NaN nor None (null in JSON)."""
     return all(number is not None and not math.isnan(number) for number in numbers)

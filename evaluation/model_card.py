@@ -1,4 +1,4 @@
-"""What a model that leaves the project says of itself: the README.md beside its weights."""
+"""Model card: the README.md exported alongside the weights of a model."""
 
 import json
 from pathlib import Path
@@ -19,17 +19,17 @@ tags:
 
 
 def model_card(run: Run, name: str, architecture: str) -> str:
-    """In Markdown, with the metadata that the Hugging Face hub reads.
+    """Write a model card in Markdown, with the metadata that the Hugging Face hub reads.
 
-    Folders of this machine are left out.
+    Local paths are left out.
 
     Args:
-        run: what was trained.
-        name: what the model is called, of the hub's repository for example.
-        architecture: of transformers, that computes it.
+        run: the trained model.
+        name: name of the model, for example of its repository on the hub.
+        architecture: transformers class that runs the model.
     """
-    config, told = run.config.model, describe(run)
-    here = [e for e in told["evaluations"] if e["step"] == run.progress.step]
+    config = run.config.model
+    evaluations = [e for e in describe(run)["evaluations"] if e["step"] == run.progress.step]
     facts = {
         "parameters": f"{run.model.n_params():,}",
         "context": f"{config.context_length:,} tokens",
@@ -39,19 +39,20 @@ def model_card(run: Run, name: str, architecture: str) -> str:
     if run.progress.step > 0:
         facts["trained"] = f"{run.progress.step:,} steps, {run.progress.tokens:,} tokens"
     if run.text_tokens is not None:
-        facts["of a text of"] = f"{run.text_tokens:,} tokens"
+        facts["training text"] = f"{run.text_tokens:,} tokens"
     if run.config.run.init_from is not None:
-        facts["began with"] = "the weights of another run"
-    if here:
-        facts["validation loss"] = f"{here[-1]['val_loss']:.4f} nats a token, at its own context"
+        facts["initialized from"] = "the weights of another run"
+    if evaluations:
+        loss = evaluations[-1]["val_loss"]
+        facts["validation loss"] = f"{loss:.4f} nats per token, at the context length above"
     settings = {"model": config, "optim": run.config.optim}
     yaml = "".join(f"{key}:\n{indent(to_yaml(part), '  ')}" for key, part in settings.items())
-    quoted = json.dumps(name)  # as Python takes it, too
+    quoted = json.dumps(name)  # a JSON string is a valid Python literal
     return f"""{_HEAD}
 # {escape(name)}
 
-A language model trained with Papilio, computed by transformers' `{architecture}`. It continues
-text; it was not taught to follow instructions.
+A language model trained with Papilio, run by transformers' `{architecture}`. It continues text and
+was not trained to follow instructions.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -63,7 +64,7 @@ print(tokenizer.decode(model.generate(**tokens, max_new_tokens=50)[0]))
 ```
 
 {markdown_table(("", ""), ((key, escape(fact)) for key, fact in facts.items()))}
-What is not said here, of the text it was trained on and of its licence, its author has to add.
+The author has to add what is missing here about the training text and the licence.
 
 ## How it was trained
 

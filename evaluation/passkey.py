@@ -1,4 +1,4 @@
-"""Whether a model finds a pass key in a long text, by the text's length and the key's depth."""
+"""Pass key retrieval: accuracy by prompt length and depth of the key in the prompt."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """What is asked of a model.
+    """Set of pass key prompts.
 
     Raises:
-        ValueError: a depth is outside of [0, 1], there is nothing to ask, or more keys than doors.
+        ValueError: a depth is outside [0, 1], there is no prompt, or more keys than doors.
     """
 
     lengths: Sequence[int]
-    """Tokens of a prompt, the answer included."""
+    """Prompt lengths in tokens, including the answer."""
     depths: Sequence[float]
-    """Of the needle: 0 at the beginning of the haystack, 1 at its end."""
+    """Positions of the needle: 0 is the beginning of the haystack, 1 its end."""
     n: int
-    """Prompts of each length and depth."""
+    """Number of prompts for each length and depth."""
     others: int = 0
-    """Keys of other doors in each prompt, at any depth, for which is not asked."""
+    """Number of distractors: keys of other doors in each prompt, at random depths."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.lengths or not self.depths or self.n < 1:
-            raise ValueError("passkey trials need a length, a depth and one prompt of each")
+            raise ValueError("passkey trials need at least one length, one depth and n=1")
         for depth in self.depths:
             if not 0 <= depth <= 1:
-                raise ValueError(f"depth={depth} must lie in [0, 1]: 0 is the beginning")
+                raise ValueError(f"depth={depth} must be in [0, 1]: 0 is the beginning")
         if not 0 <= self.others < len(DOORS):
-            raise ValueError(f"others={self.others} must lie in [0, {len(DOORS) - 1}]")
+            raise ValueError(f"others={self.others} must be in [0, {len(DOORS) - 1}]")
 
     def prompts(
         self, tokenizer: TextTokenizer, haystack: TokenStream, length: int, depth: float
     ) -> Iterator[Prompt]:
-        """Yield the prompts of a length and depth."""
+        """Yield the prompts of one length and depth."""
         for number in range(self.n):
             rng = np.random.default_rng((self.seed, length, round(1000 * depth), number))
             first = int(rng.integers(0, len(haystack) - length + 1))
@@ -59,22 +59,23 @@ class Trials:
 
 
 @torch.no_grad()
-def answers(model: GPT, prompts: Tensor, n_answer: Tensor) -> Tensor:
-    """(B,) bool, whether greedy decoding gives the answer at the end of each prompt.
+def answered_correctly(model: GPT, prompts: Tensor, n_answer: Tensor) -> Tensor:
+    """(B,) bool: whether greedy decoding yields the answer at the end of each prompt.
 
-    The answer's own tokens are read along: where each of them is the likeliest after those before,
-    greedy decoding gives them all.
+    One forward pass reads the prompt together with its answer. Greedy decoding yields the answer if
+    each of its tokens is the most likely one after those before it.
 
     Args:
-        prompts: (B, T) int64, with their answers.
-        n_answer: (B,) int64, tokens of the answer.
+        prompts: (B, T) int64, including the answers.
+        n_answer: (B,) int64, number of tokens in each answer.
     """
-    most = int(n_answer.max())
-    hidden = model.hidden(prompts[:, :-1])[:, -most:]
-    likeliest = model.head(hidden).argmax(-1)
-    place = torch.arange(most, device=prompts.device)
-    counts = place >= most - n_answer[:, None]
-    return ((likeliest == prompts[:, -most:]) | ~counts).all(1)
+    longest = int(n_answer.max())
+    hidden = model.hidden(prompts[:, :-1])[:, -longest:]
+    predictions = model.head(hidden).argmax(-1)
+    # shorter answers are right-aligned: ignore the tokens before them
+    position = torch.arange(longest, device=prompts.device)
+    is_answer = position >= longest - n_answer[:, None]
+    return ((predictions == prompts[:, -longest:]) | ~is_answer).all(1)
 
 
 def score(
@@ -86,60 +87,63 @@ def score(
     batch_tokens: int,
     context: Callable[[], AbstractContextManager],
 ) -> Iterator[Row]:
-    """A row for each length and depth: how many keys of how many are found, with the interval.
+    """Yield a row for each length and depth: keys found, prompts, and the interval of the accuracy.
 
-    Every model is asked the same: prompts depend on trials, tokenizer and haystack alone.
+    All models get the same prompts: these depend only on trials, tokenizer and haystack.
 
     Args:
-        model: in evaluation mode.
-        haystack: of which the text is.
-        batch_tokens: read at once, or one prompt.
-        context: of the forward pass.
+        model: the model, in evaluation mode.
+        tokenizer: tokenizer of the model.
+        haystack: source of the filler text.
+        trials: lengths and depths of the prompts.
+        batch_tokens: tokens per forward pass, which reads at least one prompt.
+        context: context manager for the forward pass, such as autocast.
 
     Raises:
-        ValueError: a length is more than the haystack, or than learned positions have.
+        ValueError: a prompt is longer than the haystack or than the learned positions.
     """
     device = next(model.parameters()).device
     longest = max(trials.lengths)
     if longest > len(haystack):
         raise ValueError(
-            f"prompts of {longest} tokens need as much text, and {haystack.split} of "
-            f"{haystack.path} has {len(haystack)}: give another corpus, or shorter lengths"
+            f"prompts of {longest} tokens must not be longer than the text: {haystack.split} of "
+            f"{haystack.path} has {len(haystack)} tokens. Try shorter lengths or another corpus"
         )
     for length in trials.lengths:
         for depth in trials.depths:
             prompts = list(trials.prompts(tokenizer, haystack, length, depth))
-            at_once = max(1, batch_tokens // length)
-            found = 0
-            for first in range(0, trials.n, at_once):
-                some = prompts[first : first + at_once]
-                tokens = torch.tensor([p.tokens for p in some], device=device)
-                n_answer = torch.tensor([p.n_answer for p in some], device=device)
+            batch_size = max(1, batch_tokens // length)
+            n_found = 0
+            for first in range(0, trials.n, batch_size):
+                batch = prompts[first : first + batch_size]
+                tokens = torch.tensor([p.tokens for p in batch], device=device)
+                n_answer = torch.tensor([p.n_answer for p in batch], device=device)
                 with context():
-                    found += int(answers(model, tokens, n_answer).sum())
-            yield {"length": length, "depth": depth, **_share(found, trials.n)}
+                    n_found += int(answered_correctly(model, tokens, n_answer).sum())
+            yield {"length": length, "depth": depth, **_accuracy(n_found, trials.n)}
 
 
-def _share(found: int, of: int) -> Row:
-    low, high = wilson(found / of, of)
-    return {"found": found, "of": of, "low": low, "high": high}
+def _accuracy(n_found: int, n_prompts: int) -> Row:
+    """Counts of an accuracy, with its 95% interval."""
+    low, high = wilson(n_found / n_prompts, n_prompts)
+    return {"found": n_found, "of": n_prompts, "low": low, "high": high}
 
 
 def by_length(rows: Sequence[Row]) -> list[Row]:
-    """Rows of all depths of each length together."""
+    """Merge the rows of all depths of each length."""
     lengths = dict.fromkeys(row["length"] for row in rows)
-    joined = []
+    merged = []
     for length in lengths:
-        found = sum(row["found"] for row in rows if row["length"] == length)
-        of = sum(row["of"] for row in rows if row["length"] == length)
-        joined.append({"length": length, **_share(found, of)})
-    return joined
+        n_found = sum(row["found"] for row in rows if row["length"] == length)
+        n_prompts = sum(row["of"] for row in rows if row["length"] == length)
+        merged.append({"length": length, **_accuracy(n_found, n_prompts)})
+    return merged
 
 
 def draw(runs: Mapping[str, Sequence[Row]], columns: int | None = None) -> "Figure":
-    """A heat map for each run: keys found of 100 by length (down) and depth (across).
+    """Draw a heat map for each run: percentage of keys found, by length (down) and depth (across).
 
-    All in one line, or `columns` in each.
+    `columns` is the number of heat maps per line; None puts all of them in one line.
     """
     from matplotlib.figure import Figure
 
@@ -153,15 +157,14 @@ def draw(runs: Mapping[str, Sequence[Row]], columns: int | None = None) -> "Figu
     for axes, (label, rows) in zip(panels, runs.items(), strict=False):
         lengths = sorted({row["length"] for row in rows})
         depths = sorted({row["depth"] for row in rows})
-        shares = np.full((len(lengths), len(depths)), np.nan)
+        percent = np.full((len(lengths), len(depths)), np.nan)
         for row in rows:
-            at = lengths.index(row["length"]), depths.index(row["depth"])
-            shares[at] = 100 * row["found"] / row["of"]
-            colour = "white" if shares[at] < 60 else "black"
-            axes.text(
-                *at[::-1], f"{shares[at]:.0f}", ha="center", va="center", size=8, color=colour
-            )
-        image = axes.imshow(shares, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+            cell = lengths.index(row["length"]), depths.index(row["depth"])
+            percent[cell] = 100 * row["found"] / row["of"]
+            colour = "white" if percent[cell] < 60 else "black"
+            text = f"{percent[cell]:.0f}"
+            axes.text(*cell[::-1], text, ha="center", va="center", size=8, color=colour)
+        image = axes.imshow(percent, vmin=0, vmax=100, cmap="viridis", aspect="auto")
         axes.set_xticks(range(len(depths)), [f"{depth:.0%}" for depth in depths], fontsize=7)
         axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_title(label, fontsize=10)

@@ -1,4 +1,4 @@
-"""How pictures look: one palette, lines that are named where they end; and how one is written."""
+"""Style of all plots: one palette, and labels at the ends of lines instead of a legend."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's, which people tell apart whatever colours they see, without their yellow
+# Okabe and Ito's palette, safe for colour-blind readers, without its yellow
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 PLAIN = "#999999"
 MARKERS = "os^Dv<>"
@@ -21,34 +21,35 @@ Styles = dict[str, dict[str, str]]  # colour, marker and line by label
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a picture, whole or not at all."""
+    """Write a figure as PNG, atomically."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())
 
 
 def styles_of(labels: Iterable[str]) -> Styles:
-    """Colour, marker and line for each label, in their order; the same for the same labels."""
-    looks = {}
+    """Assign a colour, marker and line style to each label. Equal labels get equal styles."""
+    styles = {}
     for number, label in enumerate(dict.fromkeys(labels)):
-        turn, colour = divmod(number, len(COLOURS))
-        looks[label] = {
+        cycle, colour = divmod(number, len(COLOURS))
+        styles[label] = {
             "color": COLOURS[colour],
-            "marker": MARKERS[(colour + turn) % len(MARKERS)],  # moved on, so that no pair is twice
-            "linestyle": LINES[turn % len(LINES)],
+            # shift the markers in each cycle, so that no pair of colour and marker repeats
+            "marker": MARKERS[(colour + cycle) % len(MARKERS)],
+            "linestyle": LINES[cycle % len(LINES)],
         }
-    return looks
+    return styles
 
 
 def name_ends(axes: "Axes", ends: Mapping[str, tuple[float, str]], gap: float = 0.06) -> None:
-    """Write the names of lines to the right of a panel whose limits are final.
+    """Label lines at their ends, to the right of a panel. Set the axis limits first.
 
     Args:
         axes: the panel.
-        ends: by name, where its line ends, in units of the y axis, and the colour of its name.
-        gap: least distance of two names, as a share of the panel's height.
+        ends: by label, the y value at the end of its line and the colour of the label.
+        gap: minimum distance between two labels, as a fraction of the panel's height.
     """
-    from scipy.optimize import isotonic_regression  # slow to load: --help should not wait for it
+    from scipy.optimize import isotonic_regression  # slow to import: keeps --help fast
 
     heights = {
         name: axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1]
@@ -58,5 +59,5 @@ def name_ends(axes: "Axes", ends: Mapping[str, tuple[float, str]], gap: float = 
     moved = isotonic_regression([heights[name] - gap * n for n, name in enumerate(names)]).x
     moved = moved.clip(0, max(0, 1 - gap * (len(names) - 1)))
     for number, (name, height) in enumerate(zip(names, moved, strict=True)):
-        at = {"transform": axes.transAxes, "va": "center", "fontsize": 9}
-        axes.text(1.02, height + gap * number, name, color=ends[name][1], **at)
+        style = {"transform": axes.transAxes, "va": "center", "fontsize": 9}
+        axes.text(1.02, height + gap * number, name, color=ends[name][1], **style)

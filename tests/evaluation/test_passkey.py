@@ -14,7 +14,7 @@ from data.text.prepare import prepare
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.sources import open_source
 from data.text.tokenizer import load_tokenizer
-from evaluation.passkey import Trials, answers, by_length, draw, score
+from evaluation.passkey import Trials, answered_correctly, by_length, draw, score
 from evaluation.runs import open_run
 from model.config import ModelConfig
 from model.generate import generate
@@ -88,7 +88,7 @@ def test_answers_are_those_of_greedy_decoding(tokenizer, haystack) -> None:
         )
         for row, n in enumerate(n_answer.tolist())
     ]
-    assert answers(model, tokens, n_answer).tolist() == expected
+    assert answered_correctly(model, tokens, n_answer).tolist() == expected
     assert expected == [True, True, False, True, False, False]
 
 
@@ -141,14 +141,14 @@ def test_a_model_of_short_reach_finds_late_keys_alone(tokenizer, haystack, other
 
 
 def test_trials_that_cannot_be(tokenizer, haystack) -> None:
-    with pytest.raises(ValueError, match="need a length"):
+    with pytest.raises(ValueError, match="need at least one length"):
         Trials(lengths=[], depths=[0.5], n=1)
-    with pytest.raises(ValueError, match="depth=1.5 must lie in"):
+    with pytest.raises(ValueError, match="depth=1.5 must be in"):
         Trials(lengths=[100], depths=[1.5], n=1)
-    with pytest.raises(ValueError, match=r"others=900 must lie in \[0, 899\]"):
+    with pytest.raises(ValueError, match=r"others=900 must be in \[0, 899\]"):
         Trials(lengths=[100], depths=[0.5], n=1, others=900)
     long = Trials(lengths=[10**9], depths=[0.5], n=1)
-    with pytest.raises(ValueError, match="need as much text, and train of"):
+    with pytest.raises(ValueError, match="must not be longer than the text: train of"):
         next(
             score(
                 Finder(tokenizer, 9), tokenizer, haystack, long, batch_tokens=1, context=nullcontext

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from evaluation.pictures import A_PANEL, _looks, by_bin, by_history
+from evaluation.pictures import MODELS_PER_PANEL, _styles, by_bin, by_history
 from evaluation.style import COLOURS, name_ends, styles_of
 
-LABELS = [f"model {number}" for number in range(A_PANEL + 2)]
+LABELS = [f"model {number}" for number in range(MODELS_PER_PANEL + 2)]
 
 
 def row(label, history, nats, difference):
@@ -40,31 +40,31 @@ def points(axes):
 
 def test_models_are_drawn_in_panels_of_a_few():
     rows = [cell(label, b, 100, n / 10) for n, label in enumerate(LABELS) for b in (3, 4)]
-    first, second = by_bin(rows, _looks(LABELS), x_label="x").axes
-    assert names(first) == {*LABELS[1 : 1 + A_PANEL]}  # the first is what others differ from
+    first, second = by_bin(rows, _styles(LABELS), x_label="x").axes
+    assert names(first) == {*LABELS[1 : 1 + MODELS_PER_PANEL]}  # not the reference
     assert names(second) == {LABELS[-1]}
-    assert [*points(first).values()] == [[n / 10] * 2 for n in range(1, A_PANEL + 1)]
+    assert [*points(first).values()] == [[n / 10] * 2 for n in range(1, MODELS_PER_PANEL + 1)]
 
 
 def test_of_one_model_its_loss_is_drawn():
-    (axes,) = by_bin([cell("a", b, 100, 0.0) for b in (3, 4)], _looks(["a"]), x_label="x").axes
+    (axes,) = by_bin([cell("a", b, 100, 0.0) for b in (3, 4)], _styles(["a"]), x_label="x").axes
     assert list(points(axes).values()) == [[3.0, 3.0]]
-    (axes,) = by_history([row("a", 64, 3.5, None)], _looks(["a"])).axes
+    (axes,) = by_history([row("a", 64, 3.5, None)], _styles(["a"])).axes
     assert names(axes) == {"a"}
 
 
 def test_rare_bins_are_left_out():
     rows = [cell(label, b, 10 ** (b + 2), 0.5) for label in "ab" for b in range(5)]
-    (axes,) = by_bin(rows, _looks("ab"), x_label="x").axes
+    (axes,) = by_bin(rows, _styles("ab"), x_label="x").axes
     assert [len(y) for y in points(axes).values()] == [3]  # 0.09% are in the second
 
 
 def test_the_first_model_has_a_line_where_it_has_several_histories():
     rows = [row("a", 64, 3.5, None), row("b", 64, 3.5, 0.2), row("b", 128, 3.5, 0.1)]
-    (axes,) = by_history(rows, _looks("ab")).axes
+    (axes,) = by_history(rows, _styles("ab")).axes
     assert names(axes) == {"b"} and list(points(axes).values()) == [[0.2, 0.1]]
     rows.insert(0, row("a", 32, 3.6, 0.3))
-    (axes,) = by_history(rows, _looks("ab")).axes
+    (axes,) = by_history(rows, _styles("ab")).axes
     assert names(axes) == {"a", "b"}
     assert list(points(axes).values()) == [[0.3, 0], [0.2, 0.1]]
 
@@ -72,7 +72,7 @@ def test_the_first_model_has_a_line_where_it_has_several_histories():
 def test_every_panel_has_the_histories_of_all():
     rows = [row("a", 64, 3.5, None), *(row(label, 256, 3.5, 0.2) for label in LABELS)]
     rows.append(row("last", 128, 3.5, 0.1))
-    first, second = by_history(rows, _looks(["a", *LABELS, "last"])).axes
+    first, second = by_history(rows, _styles(["a", *LABELS, "last"])).axes
     assert first.get_xticks().tolist() == second.get_xticks().tolist() == [64, 128, 256]
 
 
