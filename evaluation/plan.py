@@ -1,9 +1,9 @@
-"""Which scorings an evaluation takes of which model, and what it leaves out."""
+"""Plan of an evaluation: the scorings of each model, and the modes that are skipped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from evaluation.sums import LEAST_SEEN
+from evaluation.sums import MIN_HISTORY_SHARE
 from evaluation.windows import Scoring
 from training.language.config import TrainConfig
 
@@ -14,25 +14,25 @@ CONTROLS = ("intact", "shuffle", "replace")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which scorings are wanted."""
+    """Requested scorings."""
 
     modes: tuple[str, ...] | None = None
-    """None means all that there is something to score by."""
+    """None means all modes that apply."""
     strides: tuple[int, ...] | None = None
-    """None means an eighth of each history, so that all tokens see LEAST_SEEN of it."""
+    """None means an eighth of each history, so that all tokens see MIN_HISTORY_SHARE of it."""
     histories: tuple[int, ...] = ()
-    """For cross; none means the contexts of all runs."""
+    """For cross. Empty means the contexts of all runs."""
     near: int | None = None
-    """For control: tokens before the scored ones that stay as they are; None means the shortest
-    context of all runs, or a quarter of it if they have no other."""
+    """For control: number of tokens before the scored ones that are left intact. None means the
+    shortest context of all runs, or a quarter of the context if all runs have the same."""
     first: int | None = None
-    """Positions up to this one are scored in chunks only; None means the longest context."""
+    """Sliding windows score only positions after this one. None means the longest context."""
     document_masks: tuple[bool, ...] | None = None
-    """Whether a token sees what stands before its document; None means as in training."""
+    """Whether other documents are hidden from a token. None means as in training."""
 
     def check_lengths(self, contexts: Sequence[int]) -> None:
-        """Refuse lengths that cannot be, or that neither a context nor `first` can hold."""
-        # from 0 on, windows that slide by their length would be those of chunk
+        """Raise ValueError for lengths below their minimum or above the longest context."""
+        # with first=0, windows that slide by their own length would be the chunks
         for option, length, least in (("--first", self.first, 1), ("--near", self.near, 0)):
             if length is not None and length < least:
                 raise ValueError(f"{option}={length} must be at least {least}")
@@ -47,44 +47,45 @@ class Plan:
     def scorings(
         self, context_length: int, contexts: Sequence[int], *, document_mask: bool = False
     ) -> list[Scoring]:
-        """The scorings of a model of one of these `contexts`.
+        """Scorings of a model whose context length is one of `contexts`.
 
         Raises:
-            ValueError: strided is wanted, and no stride fits into the context.
+            ValueError: strided was requested, and all strides are longer than the context.
         """
         first, modes = self.first or max(contexts), self.modes or MODES
         if self.strides and "strided" in modes and not self._strides(context_length):
             raise ValueError(
-                f"--stride={min(self.strides)} is longer than a context of {context_length} "
-                "tokens that is to be scored: take a shorter one, or --modes without strided"
+                f"--stride={min(self.strides)} must be at most {context_length}, the context of a "
+                "run to score. Try a shorter stride, or --modes without strided"
             )
         histories = {context_length} if "strided" in modes else set()
         if "cross" in modes:
             histories |= {h for h in self.histories or contexts if h <= context_length}
-        slides = [(h, s, first) for h in sorted(histories) for s in self._strides(h)]
+        windows = [(h, s, first) for h in sorted(histories) for s in self._strides(h)]
         if "chunk" in modes:
-            slides.insert(0, (context_length, context_length, 0))
+            windows.insert(0, (context_length, context_length, 0))
         masks = (document_mask,) if self.document_masks is None else self.document_masks
-        wanted = [
+        scorings = [
             Scoring(history=history, stride=stride, first=first, document_mask=masked)
             for masked in masks
-            for history, stride, first in slides
+            for history, stride, first in windows
         ]
         near, stride = self._near(contexts), self._control_stride(context_length)
         if "control" in modes and not document_mask and near < context_length - stride:
-            whole = Scoring(history=context_length, stride=stride, first=first)
-            wanted += [replace(whole, control=control, near=near) for control in CONTROLS]
-        return list(dict.fromkeys(wanted))
+            full = Scoring(history=context_length, stride=stride, first=first)
+            scorings += [replace(full, control=control, near=near) for control in CONTROLS]
+        return list(dict.fromkeys(scorings))
 
     def scorings_of(self, config: TrainConfig, contexts: Sequence[int]) -> list[Scoring]:
-        """`scorings` of the model of a run."""
+        """Scorings of a run with this configuration."""
         masked = config.data.document_mask
         return self.scorings(config.model.context_length, contexts, document_mask=masked)
 
     def compared(self, contexts: Sequence[int]) -> list[Scoring]:
-        """The scorings of models of these contexts, and of `histories` that no model has.
+        """Scorings that decide which tokens count (`well_seen`): of all `contexts` and `histories`.
 
-        A run alone then has the tokens counted that all together have (`well_seen`).
+        Histories without a model are included. A run scored alone then counts the same tokens as
+        all runs scored together.
         """
         lengths = set(contexts)
         if "cross" in (self.modes or MODES):
@@ -96,8 +97,8 @@ class Plan:
             for scoring in self.scorings(length, contexts)
         ]
 
-    def left_out(self, configs: Sequence[TrainConfig]) -> dict[str, str]:
-        """The modes by which none of these runs is scored: why, and what to change."""
+    def skipped_modes(self, configs: Sequence[TrainConfig]) -> dict[str, str]:
+        """Modes that score none of these runs, each with the reason and a remedy."""
         contexts = [config.model.context_length for config in configs]
         return {
             mode: self._reason(mode, configs)
@@ -106,44 +107,44 @@ class Plan:
         }
 
     def _reason(self, mode: str, configs: Sequence[TrainConfig]) -> str:
-        """For cross and control, as the others always score or refuse."""
+        """Reason why `mode` scores no run: cross or control, as other modes score or raise."""
         contexts = [config.model.context_length for config in configs]
         if mode == "cross":
             histories = ", ".join(map(str, sorted(set(self.histories or contexts))))
             least = f"--stride={min(self.strides)}" if self.strides else "1"
             return (
-                f"of the histories {histories} none lies between {least} and "
-                f"the longest context, {max(contexts)} tokens: change --histories or --stride"
+                f"--histories {histories} must include one between {least} and the longest "
+                f"context, {max(contexts)} tokens. Try other --histories or --stride"
             )
         packed = [c.model.context_length for c in configs if not c.data.document_mask]
         if not packed:
             return (
                 "all runs were trained with data.document_mask, and such models have never seen "
-                "the distant text of other documents: give a run without it"
+                "distant text of other documents. Try a run without it"
             )
         context, stride = max(packed), self._control_stride(max(packed))
         windows = f"windows of {context} tokens that slide by {stride}"
         if stride >= context:
-            return f"{windows} have no distant part: take a shorter --stride"
+            return f"{windows} have no distant part. Try a shorter --stride"
         return (
-            f"--near={self._near(contexts)} leaves nothing distant in {windows}: take a --near "
-            f"below {context - stride}, or a shorter --stride"
+            f"--near={self._near(contexts)} must be below {context - stride} for a distant part in "
+            f"{windows}. Try a smaller --near, or a shorter --stride"
         )
 
     def _near(self, contexts: Sequence[int]) -> int:
-        """The tokens that controls leave as they are; `contexts` are of all models."""
+        """Number of tokens that controls leave intact, given the `contexts` of all models."""
         if self.near is not None:
             return self.near
         shortest = min(contexts)
-        # all of the only context would leave nothing distant
+        # with a single context length, near = context would leave no distant part
         return shortest // 4 if shortest == max(contexts) else shortest
 
     def _control_stride(self, context_length: int) -> int:
-        """Larger than that of others, as controls take three more passes."""
+        """Stride of controls, larger than that of others because they take three more passes."""
         return max(*(self.strides or ()), context_length // 4, 1)
 
     def _strides(self, history: int) -> tuple[int, ...]:
-        """By what windows of this history slide."""
+        """Strides of windows with this history."""
         if self.strides is None:
-            return (max(1, int(history * (1 - LEAST_SEEN))),)
+            return (max(1, int(history * (1 - MIN_HISTORY_SHARE))),)
         return tuple(stride for stride in self.strides if stride <= history)

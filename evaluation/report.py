@@ -1,8 +1,8 @@
-"""Write what an evaluation found: evaluation.json, report.md and pictures.
+"""Write the report of an evaluation: evaluation.json, report.md and pictures.
 
-    python -m evaluation.report FOLDER    # report and pictures anew from the JSON
+    python -m evaluation.report FOLDER    # rewrite report and pictures from the JSON
 
-docs/evaluation.md says how to read the tables.
+docs/evaluation.md explains the tables.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from training.command_line import command_parser, errors_as_sentences, read_firs
 
 @read_first
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with an evaluation.json")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="contains an evaluation.json")
     return parser.parse_args(argv)
 
 
@@ -38,11 +38,11 @@ from evaluation.pictures import draw
 from evaluation.results import Row, hours_name, read_result, without_nan, write_result
 from evaluation.statistics import LEAST_DOCUMENTS
 from evaluation.summary import cut_into_parts, documents_of, is_shown, models_of, summary
-from evaluation.sums import LEAST_SEEN
+from evaluation.sums import MIN_HISTORY_SHARE
 
 RESULT, REPORT = "evaluation.json", "report.md"
 
-BINNED = {  # titles, and what the bins are of, by name of the table
+BINNED = {  # title and first column of each table
     "chunk_position": ("By position in the chunk", "position"),
     "document_position": ("By position in the document", "tokens before"),
     "document_length": ("By length of the document", "tokens"),
@@ -50,13 +50,13 @@ BINNED = {  # titles, and what the bins are of, by name of the table
 
 
 def write_report(result: dict[str, Any], out: Path) -> None:
-    """Write all files of an evaluation, as `evaluation.tables.tabulate` gave it, into `out`."""
+    """Write all files of an evaluation, a result of `evaluation.tables.tabulate`, to `out`."""
     write_result(out / RESULT, without_nan(result))
     redraw(out)
 
 
 def redraw(folder: Path) -> None:
-    """Write report and pictures anew from evaluation.json, and print the summary.
+    """Rewrite report and pictures from evaluation.json, and print the summary.
 
     Raises:
         FileNotFoundError: there is no evaluation.json.
@@ -64,7 +64,7 @@ def redraw(folder: Path) -> None:
     path = folder / RESULT
     if not path.exists():
         raise FileNotFoundError(
-            f"{folder} holds no {RESULT}: give the --out of an evaluation by scripts.evaluate"
+            f"{folder} must contain {RESULT}. Try the --out folder of scripts.evaluate"
         )
     result = read_result(path, "data", "strided")
     draw(result, folder)
@@ -73,15 +73,16 @@ def redraw(folder: Path) -> None:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The report; numbers that are not known, null or NaN, are dashes."""
+    """Write the report in Markdown. Unknown numbers (null or NaN) are dashes."""
     command = result.get("environment", {}).get("command", "")
-    result = escaped(result)  # names of runs, and where they were trained, are somebody's words
+    result = escaped(result)  # names of runs and machines are untrusted text
     parts = ["# Evaluation", *summary(result), *_scored(result)]
     for title, rows in _losses(result):
         parts += [f"## {title}", _losses_table(rows), _compared_with(rows)]
     if result["strided"]:
         parts += [
-            f"All rows are of the tokens that see at least {LEAST_SEEN} of the history in each.",
+            "All rows are over the same tokens: those that see at least "
+            f"{MIN_HISTORY_SHARE} of the history in every row.",
             "![Difference to the first model by history](strided.png)",
         ]
     if result["control"]:
@@ -93,33 +94,33 @@ def markdown(result: dict[str, Any]) -> str:
             if len(models_of(result["runs"])) > 1:
                 parts.append(f"In brackets: no difference shown. Intervals are in {RESULT}.")
     parts += [
-        "## How intervals are made",
-        "By a bootstrap over documents, of at least as many as count for "
+        "## Intervals",
+        "Bootstrap over documents, at least as many as count for "
         f"{LEAST_DOCUMENTS} of equal length, and over seeds: docs/evaluation.md.",
     ]
-    if here := result.get("environment"):
+    if machine := result.get("environment"):
         parts.append(
-            f"This report was made by {code(command)} on {here['device'] or 'a CPU'}, "
-            f"torch {here['torch']}, commit {here['commit']}, {here['date']}."
+            f"Written by {code(command)} on {machine['device'] or 'a CPU'}, "
+            f"torch {machine['torch']}, commit {machine['commit']}, {machine['date']}."
         )
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
 def trained_on(runs: list[Row]) -> str:
-    """The machines, versions and commits of the runs."""
-    places = {
+    """Sentence with the machines, versions and commits of the runs."""
+    machines = {
         f"{start['device'] or 'a CPU'} with torch {start['torch']}, triton {start['triton']}, "
         f"commit {start['commit']}"
         for run in runs
         for start in run["starts"]
     }
     if not all(run["starts"] for run in runs):
-        places.add("a machine that was not noted")
-    return f"Trained on {'; '.join(sorted(places))}."
+        machines.add("an unrecorded machine")
+    return f"Trained on {'; '.join(sorted(machines))}."
 
 
 def _scored(result: dict[str, Any]) -> list[str]:
-    """The corpus, and a row for each model."""
+    """Section on the corpus and the models."""
     data = result["data"]
     hours = hours_name([start for run in result["runs"] for start in run["starts"]])
     rows = [
@@ -140,20 +141,20 @@ def _scored(result: dict[str, Any]) -> list[str]:
         "## What was scored",
         f"The validation split of {data['name']}: {data['documents']:,} documents, "
         f"{data['tokens']:,} tokens, {data['text_bytes']:,} bytes of text. {cut_into_parts(data)}"
-        "The models, means over their seeds:",
+        "Models (means over seeds):",
         dict_table(rows),
         trained_on(result["runs"]),
     ]
 
 
 def _losses(result: dict[str, Any]) -> list[tuple[str, list[Row]]]:
-    """Titles and rows of the tables of losses that have rows, the main one last."""
+    """Titles and rows of the non-empty tables of losses, the main table last."""
     tables = (("As the paper evaluates", "chunk"), ("On identical tokens", "strided"))
     return [(title, result[name]) for title, name in tables if result[name]]
 
 
 def _losses_table(rows: list[Row]) -> str:
-    slides = rows[0]["first"] > 0  # windows that do not overlap have their history for a stride
+    slides = rows[0]["first"] > 0  # for chunks, stride == history
     return dict_table(
         {
             "model": row["label"],
@@ -164,8 +165,8 @@ def _losses_table(rows: list[Row]) -> str:
             "nats": with_interval(row["nats"], row["nats_interval"]),
             "perplexity": digits(row["perplexity"], ".2f"),
             "bits/byte": digits(row["bits_per_byte"], ".4f"),
-            "difference, nats": with_interval(gap["nats"], gap["interval"])
-            if (gap := row["difference"])
+            "difference, nats": with_interval(difference["nats"], difference["interval"])
+            if (difference := row["difference"])
             else "-",
             "seeds apart, nats": digits(max(seeds) - min(seeds), ".4f")
             if len(seeds := row["nats_of_seeds"]) > 1 and is_known(*seeds)
@@ -176,14 +177,14 @@ def _losses_table(rows: list[Row]) -> str:
 
 
 def _compared_with(rows: list[Row]) -> str:
-    found = [row["difference"] for row in rows if row["difference"]]
-    names = [f"{d['to_label']} with {d['to_history']:,} tokens of history" for d in found]
-    to = f" Differences are to {' or '.join(dict.fromkeys(names))}." if names else ""
-    return f"In brackets: 95% intervals.{to}"
+    differences = [row["difference"] for row in rows if row["difference"]]
+    names = [f"{d['to_label']} with {d['to_history']:,} tokens of history" for d in differences]
+    reference = f" Differences are to {' or '.join(dict.fromkeys(names))}." if names else ""
+    return f"In brackets: 95% intervals.{reference}"
 
 
 def _control_table(rows: list[Row]) -> str:
-    words = {"intact": "as it is", "shuffle": "shuffled", "replace": "replaced"}
+    words = {"intact": "intact", "shuffle": "shuffled", "replace": "replaced"}
     return dict_table(
         {
             "model": row["label"],
@@ -194,23 +195,23 @@ def _control_table(rows: list[Row]) -> str:
             "tokens": f"{row['tokens']:,}",
             "nats": with_interval(row["nats"], row["nats_interval"]),
             "perplexity": digits(row["perplexity"], ".2f"),
-            "against the true text": verdict(row["difference"]) if row["difference"] else "-",
+            "compared with intact": verdict(row["difference"]) if row["difference"] else "-",
         }
         for row in rows
     )
 
 
 def _difference_of(row: Row) -> str:
-    """The difference of a bin, in brackets where it is not shown."""
+    """Difference in a bin, in brackets if its interval includes zero."""
     difference = {"nats": row["difference"], "interval": row["difference_interval"]}
     number = digits(row["difference"], "z.4f")
     return number if number == "-" or is_shown(difference) else f"({number})"
 
 
 def _bins_table(rows: list[Row], bins: str) -> str:
-    """A row for a bin, a column for a model: the loss of the first, differences of the others.
+    """Table with a row per bin and a column per model: the loss of the first, then differences.
 
-    Those whose interval holds zero, or that have none, are in brackets.
+    Differences are in brackets if their interval includes zero or is unknown.
     """
     table = pd.DataFrame(rows)
     first, *others = table["label"].unique()
@@ -220,7 +221,7 @@ def _bins_table(rows: list[Row], bins: str) -> str:
     table["scored"] = table["tokens"].map("{:,}".format)
     keys = ["bin", "range"]
     cells = table.pivot(index=keys, columns="label", values="cell")[[first, *others]].fillna("")
-    # of models of other contexts, other tokens may be scored
+    # models with different contexts may score different tokens
     counts = table.groupby(keys)["scored"]
     counts = counts.agg(lambda n: " / ".join(n if n.nunique() > 1 else n[:1]))
     cells = pd.concat([counts, cells], axis=1).reset_index("range")
@@ -229,11 +230,11 @@ def _bins_table(rows: list[Row], bins: str) -> str:
 
 
 def verdict(difference: Row) -> str:
-    """A difference in words: lower or higher where its 95% interval leaves out zero."""
+    """Describe a difference: lower or higher if its 95% interval excludes zero."""
     nats, (low, high) = difference["nats"], difference["interval"]
     if not is_shown(difference):
-        between = f" ({low:z.4f} to {high:z.4f})" if is_known(low, high) else ""
-        return f"no difference shown: {digits(nats, 'z.4f')} nats{between}"
+        interval = f" ({low:z.4f} to {high:z.4f})" if is_known(low, high) else ""
+        return f"no difference shown: {digits(nats, 'z.4f')} nats{interval}"
     low, high = sorted((abs(low), abs(high)))
     word = "lower" if nats < 0 else "higher"
     return f"{abs(nats):.4f} nats {word} ({low:.4f} to {high:.4f})"
@@ -246,8 +247,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         redraw(folder)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{folder / RESULT} is not what scripts.evaluate writes ({type(error).__name__}: "
-            f"{str(error)[:100]}): evaluate the runs again"
+            f"{folder / RESULT} must be a file of scripts.evaluate ({type(error).__name__}: "
+            f"{str(error)[:100]}). Evaluate the runs again"
         ) from error
 
 

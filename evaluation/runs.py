@@ -1,4 +1,4 @@
-"""Folders of runs: open one, tell whether it is the run that it should be, and what to call it."""
+"""Run folders: open them, check their settings, and label them."""
 
 import logging
 import re
@@ -27,8 +27,8 @@ from training.language.config import TrainConfig
 from training.metrics import read_evaluations, read_metrics
 from training.tasks import config_of
 
-WHERE = ("run.out_dir", "run.init_from")  # folders may be moved
-HOW = (  # settings that change nothing in what is trained but its rounding
+WHERE = ("run.out_dir", "run.init_from")  # run folders may be moved
+HOW = (  # settings that do not affect training except for rounding
     *("optim.micro_batch_size", "run.device", "run.compile", "run.deterministic", "run.resume"),
     *("run.log_every", "run.save_every", "run.keep_last", "run.keep_best"),
     *("run.wandb", "run.wandb_project"),
@@ -41,31 +41,31 @@ _SEED = re.compile(r"_seed(\d+)$")
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A trained model and what belongs to it."""
+    """A trained model with its configuration, tokenizer and progress."""
 
     folder: Path
     config: TrainConfig
     tokenizer: TextTokenizer
-    checkpoint: Path  # the newest when it was opened, or another
+    checkpoint: Path  # the newest at opening time unless another was chosen
     progress: Progress
-    text_tokens: int | None = None  # of the text that it was trained on, if its checkpoint tells
+    text_tokens: int | None = None  # length of the training text, if the checkpoint records it
 
     @cached_property
     def model(self) -> GPT:
-        """The weights of the checkpoint, read when they are first asked for.
+        """Model with the weights of the checkpoint, read on first access.
 
-        On the CPU until somebody moves it, in evaluation mode, float32.
+        In float32 and evaluation mode, on the CPU until it is moved.
 
         Raises:
-            FileNotFoundError: training went on meanwhile, and the checkpoint is gone.
-            ValueError: it is damaged.
+            FileNotFoundError: training has continued since and deleted the checkpoint.
+            ValueError: the checkpoint is damaged.
         """
         if not self.checkpoint.exists():
             raise FileNotFoundError(
-                f"{self.checkpoint} is gone, as training went on (run.keep_last="
-                f"{self.config.run.keep_last}): start again, or copy {self.folder} first"
+                f"{self.checkpoint} was deleted while training continued (run.keep_last="
+                f"{self.config.run.keep_last}). Try again, or copy {self.folder} first"
             )
-        # A configuration may ask for any size: nothing is allocated that the file does not hold.
+        # The configuration may claim any size: allocate nothing before the file is checked.
         with torch.device("meta"):
             like = GPT(self.config.model).state_dict()
         weights = Checkpoint.open(self.checkpoint).weights(like)
@@ -73,34 +73,34 @@ class Run:
 
     @property
     def seed_number(self) -> int:
-        """N of a folder NAME_seedN, as runs that go on have other seeds; else the seed itself."""
-        named = _SEED.search(self.folder.resolve().name)
-        return int(named[1]) if named else self.config.run.seed
+        """N if the folder is NAME_seedN, because continued runs have other seeds; else run.seed."""
+        match = _SEED.search(self.folder.resolve().name)
+        return int(match[1]) if match else self.config.run.seed
 
 
 def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
-    """The run in `folder` at its newest checkpoint, or at the given one.
+    """Open the run in `folder` at its newest checkpoint, or at the given one.
 
-    Model and data are those that the checkpoint was saved with; config.yaml tells where the data
-    are and what computes attention, and if it differs otherwise, a warning is logged.
+    Model and data settings are taken from the checkpoint. Only the paths of the data and the
+    attention implementation are taken from config.yaml. A warning is logged for other differences.
 
     Raises:
-        FileNotFoundError: the folder lacks its configuration, its tokenizer or a checkpoint.
-        ConfigError: the configuration is none.
-        ValueError: it is a classifier's, or its tokenizer.json is not the one it was trained with.
+        FileNotFoundError: the folder has no configuration, tokenizer or checkpoint.
+        ConfigError: the configuration is invalid.
+        ValueError: the run is a classifier, or its tokenizer.json is not the one used in training.
     """
     checkpoint = checkpoint or chosen_checkpoint(folder)
-    beside = config_of(folder, TrainConfig)
+    folder_config = config_of(folder, TrainConfig)
     opened = Checkpoint.open(checkpoint)
     saved = opened.config(TrainConfig)
     config = replace(
-        beside,
-        model=replace(saved.model, attention=beside.model.attention),
-        data=replace(saved.data, path=beside.data.path, mix=beside.data.mix),
+        folder_config,
+        model=replace(saved.model, attention=folder_config.model.attention),
+        data=replace(saved.data, path=folder_config.data.path, mix=folder_config.data.mix),
     )
-    if settings := _differing(beside, config, ()):
+    if settings := _differing(folder_config, config, ()):
         _LOG.warning(
-            "%s is not what %s was saved with, and the checkpoint's values are taken: %s",
+            "%s differs from the settings in %s, and those of the checkpoint are used: %s",
             *(folder / RUN_CONFIG, checkpoint, settings),
         )
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
@@ -119,34 +119,34 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
 def _check_tokenizer(
     path: Path, tokenizer: TextTokenizer, config: TrainConfig, recorded: str | None
 ) -> None:
-    """Refuse a tokenizer whose ids are not those that the weights were trained on.
+    """Raise ValueError if the tokenizer's ids are not those that the weights were trained on.
 
     Args:
-        path: of the tokenizer.
-        tokenizer: what is there.
-        config: of the run.
-        recorded: sha256 of the tokenizer by its checkpoint; None if that does not say.
+        path: file of the tokenizer.
+        tokenizer: the tokenizer in that file.
+        config: configuration of the run.
+        recorded: sha256 of the tokenizer according to the checkpoint; None if not recorded.
     """
     if recorded is not None and recorded != tokenizer.sha256:
         raise ValueError(
             f"{path} is not the tokenizer that the run was trained with: its sha256 is "
             f"{tokenizer.sha256[:12]}, and the checkpoint says {str(recorded)[:12]}. Copy it again "
-            f"from {config.data.path}, or from where the run came from"
+            f"from {config.data.path}, or from the original run"
         )
     if not tokenizer.undoes_bytes:
         raise ValueError(
-            f"{path} encodes text as bytes, and its decoder does not undo that, so that it prints "
-            f"other text. Copy it again from {config.data.path}, or from where the run came from"
+            f"{path} encodes text as bytes, but its decoder does not convert them back, so decoded "
+            f"text would be wrong. Copy it again from {config.data.path}, or from the original run"
         )
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ValueError(
-            f"{path} has {tokenizer.vocab_size} entries, and the model knows "
+            f"{path} has {tokenizer.vocab_size} entries, which must be at most "
             f"model.vocab_size={config.model.vocab_size}: it is not the model's tokenizer"
         )
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """Settings, cost and validation losses of a run, as JSON can hold them."""
+    """Settings, cost and validation losses of a run, in JSON types."""
     config, records = run.config, read_metrics(run.folder)
     speeds = [record["tokens_per_s"] for record in records if "tokens_per_s" in record]
     return {
@@ -169,7 +169,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def mask_of(model: BlockConfig) -> str:
-    """What its layers attend to: "dense", "butterfly", "window 1,024, 1 of 4 layers dense" ..."""
+    """Attention mask in words: "dense", "butterfly", "window 1,024, 1 of 4 layers dense" ..."""
     parts = [] if model.mask.pattern == "dense" else [str(model.mask.pattern)]
     if model.window_size is not None:
         parts.append(f"window {model.window_size:,}")
@@ -179,25 +179,26 @@ def mask_of(model: BlockConfig) -> str:
 
 
 def origin_cost(run: Path, config: TrainConfig) -> dict[str, Any] | None:
-    """The last evaluation of the run whose weights this one started with, with all its cost.
+    """Last evaluation and total cost of the run that this one was initialized from.
 
-    As it was noted, or else of the run in run.init_from, or beside this one if both moved. None if
-    there is none or it is not known.
+    Taken from the record made at the start, or else from the folder run.init_from, or from a folder
+    of that name next to this run if both were moved. None if there is none or it is unknown.
     """
     if config.run.init_from is None:
         return None
-    noted = [start["before"] for start in read_starts(run) if "before" in start]
-    if noted:
-        return noted[0]
-    origin, here = Path(config.run.init_from), run.resolve()
-    folders = [folder for folder in (origin, here.parent / origin.name) if folder.resolve() != here]
+    recorded = [start["before"] for start in read_starts(run) if "before" in start]
+    if recorded:
+        return recorded[0]
+    origin, run = Path(config.run.init_from), run.resolve()
+    folders = [folder for folder in (origin, run.parent / origin.name) if folder.resolve() != run]
     return next((cost for folder in folders if (cost := whole_cost(folder)) is not None), None)
 
 
 def check_same_settings(folder: Path, config: Config, *, may_differ: Collection[str] = ()) -> None:
-    """Refuse a folder whose run, if there is one, was begun with other settings.
+    """Raise ValueError if the folder contains a run that was started with other settings.
 
-    Where a run lies may differ, and what else `may_differ` names, as "optim.max_steps".
+    Folders (run.out_dir, run.init_from) may differ, and so may the settings named in `may_differ`,
+    for example "optim.max_steps".
     """
     if (folder / RUN_CONFIG).exists():
         check_settings(folder, config_of(folder, type(config)), config, may_differ=may_differ)
@@ -206,7 +207,7 @@ def check_same_settings(folder: Path, config: Config, *, may_differ: Collection[
 def check_settings(
     place: Path, there: Config, here: Config, *, may_differ: Collection[str] = ()
 ) -> None:
-    """Refuse settings that were found in `place` and are not those of `here`."""
+    """Raise ValueError if the settings `there`, read from `place`, differ from those of `here`."""
     if settings := _differing(there, here, (*WHERE, *may_differ)):
         raise ValueError(
             f"{place} holds a run with other settings: {settings}. Remove it, or choose another "
@@ -215,25 +216,25 @@ def check_settings(
 
 
 def _differing(there: Config, here: Config, may_differ: Collection[str]) -> str:
-    """Settings that differ, as "optim.lr" or "objective", with both values."""
+    """Describe settings that differ, such as "optim.lr" or "objective", with both values."""
     values = asdict(there), asdict(here)
     for settings in values:
         data = settings["data"]
-        for corpus in (data, *data.get("mix", ())):  # a classifier has no others
+        for corpus in (data, *data.get("mix", ())):  # classifiers have no mix
             corpus["path"] = str(Path(corpus["path"]).resolve())
     return "; ".join(differing(*values, may_differ))
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """What each run is called: its folder, without the seed where it is one of several.
+    """Labels of the runs: their folder names without _seedN. Seeds of one model share a label.
 
     Raises:
-        ValueError: runs that are called the same differ in more than their seed, or not at all.
+        ValueError: runs with the same label differ in more than their seed, or not at all.
     """
     names = [_SEED.sub("", run.folder.resolve().name) for run in runs]
-    known: dict[str, list[Run]] = {}
+    runs_by_name: dict[str, list[Run]] = {}
     for name, run in zip(names, runs, strict=True):
-        for other in known.setdefault(name, []):
+        for other in runs_by_name.setdefault(name, []):
             if settings := _differing(run.config, other.config, ("run.seed", *WHERE, *HOW)):
                 raise ValueError(
                     f"{run.folder} (there) and {other.folder} (here) are both called {name}, but "
@@ -242,19 +243,19 @@ def labels(runs: Sequence[Run]) -> list[str]:
             if run.progress.step != other.progress.step:
                 raise ValueError(
                     f"{run.folder} is at step {run.progress.step} and {other.folder} at step "
-                    f"{other.progress.step}, so they are no two seeds of {name}: train both to "
+                    f"{other.progress.step}, so they cannot be two seeds of {name}: train both to "
                     "the same step"
                 )
             a, b = run.config.run, other.config.run
             if (a.seed, a.init_from) == (b.seed, b.init_from):
                 raise ValueError(
-                    f"{run.folder} and {other.folder} both have run.seed={run.config.run.seed}: "
-                    "two seeds would seem to agree, leave one out"
+                    f"{run.folder} and {other.folder} both have run.seed={run.config.run.seed}, "
+                    "and would be counted as two seeds that agree: leave one out"
                 )
             if run.seed_number == other.seed_number:
                 raise ValueError(
                     f"{run.folder} and {other.folder} would both be seed {run.seed_number} of "
-                    f"{name}: name the folders {name}_seed1, {name}_seed2 ..."
+                    f"{name}: rename the folders to {name}_seed1, {name}_seed2 ..."
                 )
-        known[name].append(run)
+        runs_by_name[name].append(run)
     return names

@@ -1,6 +1,6 @@
-"""From the weights of runs to losses, added up in the ways that a plan asks for.
+"""Score runs: compute the token losses of each scoring of a plan, and sum them by document.
 
-RUN/scores/CORPUS/SCORING.npz keeps the losses of single tokens.
+Token losses are cached in RUN/scores/CORPUS/SCORING.npz.
 """
 
 import io
@@ -33,8 +33,9 @@ from training.numerics import autocast
 from training.parallel import key_caches_by_source
 
 COMPILE_FROM = {"cuda": 1e16, "cpu": 1e14}
-"""FLOPs for windows of one shape from which compiling pays, by device. By times on an H200: half a
-minute for them, 10 s to compile, 4 from a warm cache, then a third less. A CPU's is a guess."""
+"""FLOPs per window shape above which compiling is worthwhile, by device. Measured on an H200: they
+take half a minute, and compiling takes 10 s (4 s from a warm cache) and saves a third of the time.
+The value for CPUs is a guess."""
 
 
 @torch.no_grad()
@@ -45,11 +46,11 @@ def token_losses(
     processes: Processes,
     context: Callable[[], AbstractContextManager],
 ) -> np.ndarray:
-    """(n_tokens,) float32 losses by position in the stream, NaN where nothing was scored.
+    """(n_tokens,) float32 losses by position in the stream, NaN for tokens that are not scored.
 
-    All processes get the losses of all; each has a share of the batches (`ScoringBatch`), of equal
-    number. The model is called as model(tokens, targets, doc_start=doc_start, reduction="none"), in
-    the mode that it is in and in `context`.
+    Every process passes its shard of the batches (`ScoringBatch`) and gets the losses of all.
+    All processes must pass the same number of batches. The model is called in `context`, in its
+    current mode, as model(tokens, targets, doc_start=doc_start, reduction="none").
 
     Raises:
         FloatingPointError: a loss is not finite.
@@ -64,17 +65,17 @@ def token_losses(
         )
         with context():
             loss = model(tokens, targets, doc_start=doc_start, reduction="none")
-        where = positions.to(device).flatten()
-        losses[where] = loss[: len(positions)].flatten().float()
-        scored.index_add_(0, where, torch.ones_like(where, dtype=scored.dtype))
+        index = positions.to(device).flatten()
+        losses[index] = loss[: len(positions)].flatten().float()
+        scored.index_add_(0, index, torch.ones_like(index, dtype=scored.dtype))
     processes.sum(losses)
     processes.sum(scored)
     assert int(scored.max()) <= 1, "a position was scored twice"
-    n_broken = int((~losses.isfinite()).sum())
-    if n_broken:
+    n_invalid = int((~losses.isfinite()).sum())
+    if n_invalid:
         raise FloatingPointError(
-            f"the losses of {n_broken:,} of {int(scored.sum()):,} tokens are not finite: the model "
-            "is broken. Choose another checkpoint with --checkpoint"
+            f"the losses of {n_invalid:,} of {int(scored.sum()):,} tokens are not finite, so the "
+            "model is broken. Try another checkpoint with --checkpoint"
         )
     return torch.where(scored == 1, losses, torch.nan).cpu().numpy()
 
@@ -82,14 +83,14 @@ def token_losses(
 def read_losses(
     run: Run, stream: TokenStream, scoring: Scoring, *, eager: bool = False
 ) -> np.ndarray | None:
-    """Losses that `write_losses` kept, or None if they are of another checkpoint, or not there.
+    """Read losses cached by `write_losses`. None if missing or from another checkpoint.
 
-    `eager`: of a run with run.compile whose model was not compiled to score it, and rounded so.
+    `eager`: the run has run.compile but was scored without compiling, which rounds differently.
 
     Raises:
         ValueError: the file is damaged.
     """
-    path, origin = _kept(run, stream, scoring, eager)
+    path, origin = _cache_entry(run, stream, scoring, eager)
     if not path.exists():
         return None
     try:
@@ -102,27 +103,27 @@ def read_losses(
         return losses
     except DAMAGED as error:
         raise ValueError(
-            f"{path} is damaged ({error}): copy it again, or remove it to score again"
+            f"{path} is damaged ({error}): copy it again, or delete it to score again"
         ) from error
 
 
 def write_losses(
     run: Run, stream: TokenStream, scoring: Scoring, losses: np.ndarray, *, eager: bool = False
 ) -> None:
-    """Keep (n_tokens,) float32 losses, whole or not at all."""
-    path, origin = _kept(run, stream, scoring, eager)
+    """Cache (n_tokens,) float32 losses. The file is written atomically."""
+    path, origin = _cache_entry(run, stream, scoring, eager)
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez(buffer, losses=losses, origin=np.array(origin))
     write_atomically(path, buffer.getvalue())
 
 
-def _kept(run: Run, stream: TokenStream, scoring: Scoring, eager: bool) -> tuple[Path, str]:
-    """The file of losses, and all that they depend on beside the scoring."""
-    defaults = asdict(ModelConfig())  # which old runs have for a field that is new
+def _cache_entry(run: Run, stream: TokenStream, scoring: Scoring, eager: bool) -> tuple[Path, str]:
+    """File of cached losses, and a key of everything except the scoring that they depend on."""
+    defaults = asdict(ModelConfig())  # values of new fields in old runs
     model = asdict(run.config.model).items()
     origin = {
-        # not just the step: a run that was trained anew took another time
+        # not only the step: the training time distinguishes a run that was trained again
         "progress": asdict(run.progress),
         "model": {name: value for name, value in model if value != defaults[name]},
         "dtype": run.config.run.dtype,
@@ -137,30 +138,30 @@ def losses_of(
     stream: TokenStream,
     scoring: Scoring,
     batch_tokens: int,
-    ready: Callable[[int, int, bool], nn.Module],
+    prepare: Callable[[int, int, bool], nn.Module],
     processes: Processes,
     bar: ScoringBar,
     *,
     eager: bool,
 ) -> np.ndarray:
-    """(n_tokens,) losses of a run on every process, from its folder where they are known.
+    """(n_tokens,) losses of a run on every process, read from the run's folder if cached.
 
-    All processes take a share, each of them `batch_tokens` at once; `ready` gives the model for a
-    history, a stride and whether documents are masked; `bar` moves on.
+    Each process scores a shard in batches of `batch_tokens`. `prepare` returns the model for a
+    history, a stride and a document mask. `bar` shows the progress.
     """
-    known = processes.agree(
+    cached = processes.agree(
         read_losses(run, stream, scoring, eager=eager) if processes.is_main else None
     )
     work = _work(stream, scoring)
-    if known is not None:
-        bar.known(work)
-        return known
+    if cached is not None:
+        bar.skip(work)
+        return cached
     batch_size = max(1, batch_tokens // scoring.history)
-    share = {"rank": processes.rank, "world_size": processes.world_size}
-    windows = ScoringWindows(stream, scoring, batch_size, **share)
-    model = ready(scoring.history, scoring.stride, scoring.document_mask)
+    shard = {"rank": processes.rank, "world_size": processes.world_size}
+    windows = ScoringWindows(stream, scoring, batch_size, **shard)
+    model = prepare(scoring.history, scoring.stride, scoring.document_mask)
     context = partial(autocast, run.config.run.dtype, processes.device)
-    batches = bar.over(windows, len(windows), f"{run.folder.name}, {scoring}", work)
+    batches = bar.track(windows, len(windows), f"{run.folder.name}, {scoring}", work)
     losses = token_losses(model, batches, len(stream), processes, context)
     if processes.is_main:
         write_losses(run, stream, scoring, losses, eager=eager)
@@ -168,40 +169,40 @@ def losses_of(
 
 
 def _work(stream: TokenStream, scoring: Scoring) -> int:
-    """Tokens that a model reads."""
+    """Number of tokens that a model reads for a scoring."""
     return scoring.n_windows(len(stream)) * scoring.history
 
 
-def _ready(run: Run, device: torch.device, eager: bool, history: int, *_: int) -> nn.Module:
-    """The model for windows of one shape, compiled if the run was and not `eager`."""
+def _prepare(run: Run, device: torch.device, eager: bool, history: int, *_: int) -> nn.Module:
+    """Prepare the model for windows of one shape; compile it if the run was, unless `eager`."""
     model = run.model.to(device)
     model.prepare_mask(history)
     if eager or not run.config.run.compile:
         return model
-    torch.compiler.reset()  # code for other shapes counts towards a limit
+    torch.compiler.reset()  # compiled code for other shapes counts towards the recompile limit
     key_caches_by_source()
     return torch.compile(model, fullgraph=True, dynamic=False)  # pyright: ignore
 
 
 def compiling_pays(
     configs: Sequence[TrainConfig],
-    wanted: Sequence[Sequence[Scoring]],
+    scorings_by_run: Sequence[Sequence[Scoring]],
     n_tokens: int,
     device: torch.device,
 ) -> bool:
-    """Whether scoring takes so long that compiling models for each shape of windows is sooner.
+    """Whether compiling the models for each window shape makes scoring faster overall.
 
-    It is decided for all runs with run.compile together: compiled code rounds otherwise, and a
-    difference between models should not depend on their size.
+    Decided for all runs with run.compile together. Compiled code rounds differently, and that must
+    not affect the difference between models of different sizes.
 
     Args:
-        configs: runs that are scored.
-        wanted: scorings of each.
-        n_tokens: of all texts.
-        device: that computes.
+        configs: configurations of the runs to score.
+        scorings_by_run: scorings of each run.
+        n_tokens: total number of tokens in all texts.
+        device: device that computes the losses.
     """
     flops, n_shapes = 0.0, 0
-    for config, scorings in zip(configs, wanted, strict=True):
+    for config, scorings in zip(configs, scorings_by_run, strict=True):
         if not config.run.compile:
             continue
         work = sum(s.n_windows(n_tokens) * s.history for s in scorings)
@@ -211,16 +212,16 @@ def compiling_pays(
 
 
 def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
-    """The validation split of each folder of token shards.
+    """Open the validation split of each folder of token shards.
 
     Raises:
-        ValueError: two folders have the same name, by which losses and reports are kept.
+        ValueError: two folders have the same name, which identifies their losses and reports.
     """
     for path, other in combinations(corpora, 2):
         if (name := path.resolve().name) == other.resolve().name:
             raise ValueError(
-                f"{path} and {other} are both called {name}, by which losses and reports are kept: "
-                "rename one of the folders, or score them one after the other with another --out"
+                f"{path} and {other} are both called {name}, but losses and reports are stored by "
+                "that name. Rename one of the folders, or score them separately with another --out"
             )
     streams = [TokenStream(path, "val") for path in corpora]
     for stream in streams:
@@ -229,13 +230,13 @@ def validation_splits(corpora: Sequence[Path]) -> list[TokenStream]:
 
 
 def check_tokenizer(run: Run, stream: TokenStream) -> None:
-    """Refuse text that was made with another tokenizer than the run was trained with."""
-    there = stream.manifest.tokenizer.sha256
-    if there != run.tokenizer.sha256:
+    """Raise ValueError if the text was prepared with another tokenizer than the run's."""
+    text_sha256 = stream.manifest.tokenizer.sha256
+    if text_sha256 != run.tokenizer.sha256:
         raise ValueError(
-            f"{stream.path} was made with a tokenizer of sha256={there}, and {run.folder} was "
-            f"trained with {run.tokenizer.sha256}: prepare the text with {run.folder}'s "
-            "tokenizer.json (--tokenizer)"
+            f"{stream.path} was prepared with a tokenizer of sha256={text_sha256}, but "
+            f"{run.folder} was trained with {run.tokenizer.sha256}. Prepare the text with "
+            f"--tokenizer {run.folder}/tokenizer.json"
         )
 
 
@@ -249,22 +250,27 @@ def evaluate_runs(
 ) -> list[tuple[list[Scored], Text]]:
     """Score all runs on the validation splits of `corpora`, or of the first run's text.
 
-    A GPU reads `batch_tokens` at once, None as many as in training. `checkpoint` is of each run, as
-    `chosen_checkpoint` takes it.
+    Args:
+        folders: folders of the runs.
+        plan: scorings of the runs.
+        processes: all processes, each of which scores a shard.
+        corpora: folders of token shards. Empty means the text of the first run.
+        batch_tokens: tokens per GPU and batch. None means as in training.
+        checkpoint: checkpoint of each run, in the format of `chosen_checkpoint`.
 
     Returns:
-        For each corpus, what each run was scored, and on which text.
+        For each corpus, the scored runs and the text.
 
     Raises:
-        ValueError: a text is too short, or was made with another tokenizer than a run; runs of
-            the same name are no seeds of one model; corpora have the same name; no run can be
-            scored by one of `plan.modes`; or windows that slide share no token.
+        ValueError: a text is too short or was prepared with another tokenizer; runs with the same
+            name are not seeds of one model; corpora have the same name; a mode in `plan.modes`
+            scores no run; or the sliding windows have no scored token in common.
     """
-    # one that is still trained may get another newest checkpoint at any moment
+    # choose once for all processes: a run in training may write a new checkpoint at any time
     chosen = processes.main_does(
         lambda: [chosen_checkpoint(folder, checkpoint) for folder in folders]
     )
-    runs = [open_run(*of_run) for of_run in zip(folders, chosen, strict=True)]
+    runs = [open_run(*pair) for pair in zip(folders, chosen, strict=True)]
     names = labels(runs)
     contexts = [run.config.model.context_length for run in runs]
     plan.check_lengths(contexts)
@@ -272,36 +278,39 @@ def evaluate_runs(
     for run in runs:
         for stream in streams:
             check_tokenizer(run, stream)
-    for mode, why in plan.left_out([run.config for run in runs]).items():
+    for mode, reason in plan.skipped_modes([run.config for run in runs]).items():
         if plan.modes is not None:
-            raise ValueError(f"--modes {mode} gives nothing to score: {why}")
+            raise ValueError(f"--modes {mode} has nothing to score: {reason}")
         if processes.is_main:
-            print(f"nothing is scored by {mode}: {why}")
-    wanted = [plan.scorings_of(run.config, contexts) for run in runs]
+            print(f"skipping mode {mode}: {reason}")
+    scorings_by_run = [plan.scorings_of(run.config, contexts) for run in runs]
     token_bytes = runs[0].tokenizer.token_bytes()
     compared = plan.compared(contexts)
     described = [describe_corpus(stream, token_bytes, compared) for stream in streams]
     scored: list[list[Scored]] = [[] for _ in streams]
     work = sum(
-        _work(stream, scoring) for of_run in wanted for scoring in of_run for stream in streams
+        _work(stream, scoring)
+        for scorings in scorings_by_run
+        for scoring in scorings
+        for stream in streams
     )
-    n_tokens = sum(map(len, streams))
-    compiles = compiling_pays([run.config for run in runs], wanted, n_tokens, processes.device)
+    configs, n_tokens = [run.config for run in runs], sum(map(len, streams))
+    compiles = compiling_pays(configs, scorings_by_run, n_tokens, processes.device)
     with ScoringBar(work, is_main=processes.is_main) as bar:
-        for name, opened, scorings in zip(names, runs, wanted, strict=True):
-            # a copy, so that the model goes with it, and not of a checkpoint that came meanwhile
+        for name, opened, scorings in zip(names, runs, scorings_by_run, strict=True):
+            # the copy, which has the same checkpoint, frees its cached model after this run
             run, config = replace(opened), opened.config
-            at_once = batch_tokens or config.optim.micro_batch_size * config.model.context_length
+            n_batch = batch_tokens or config.optim.micro_batch_size * config.model.context_length
             eager = config.run.compile and not compiles
-            ready = lru_cache(maxsize=1)(partial(_ready, run, processes.device, eager))
+            prepare = lru_cache(maxsize=1)(partial(_prepare, run, processes.device, eager))
             sums: list[dict[Scoring, Sums]] = [{} for _ in described]
-            for scoring in scorings:  # those of one shape are next to each other
-                for corpus, of_corpus in zip(described, sums, strict=True):
+            for scoring in scorings:  # scorings of one shape are adjacent, so each compiles once
+                for corpus, corpus_sums in zip(described, sums, strict=True):
                     losses = losses_of(
-                        run, corpus.stream, scoring, at_once, ready, processes, bar, eager=eager
+                        run, corpus.stream, scoring, n_batch, prepare, processes, bar, eager=eager
                     )
-                    of_corpus[scoring] = add_up(losses, scoring, corpus)
+                    corpus_sums[scoring] = add_up(losses, scoring, corpus)
             about = {"label": name, "number": run.seed_number, "about": describe(run)}
-            for of_corpus, of_run in zip(scored, sums, strict=True):
-                of_corpus.append(Scored(config=config, sums=of_run, **about))
+            for corpus_runs, corpus_sums in zip(scored, sums, strict=True):
+                corpus_runs.append(Scored(config=config, sums=corpus_sums, **about))
     return [(runs, corpus.text) for runs, corpus in zip(scored, described, strict=True)]

@@ -1,4 +1,4 @@
-"""How far an evaluation is, and how long it will take."""
+"""Progress bar of an evaluation, with the time left."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class ScoringBar:
-    """A bar over all that is scored, and a line for each scoring; lines alone without a terminal.
+    """Progress bar over all scorings, and a line for each finished one.
 
-    Work is counted in tokens that models read. All processes have one, and only the main one shows
-    anything.
+    Without a terminal, only the lines are printed. Work is counted in tokens that models read.
+    Every process has a bar, but only the main process prints.
     """
 
     def __init__(self, work: int, *, is_main: bool) -> None:
@@ -28,9 +28,9 @@ class ScoringBar:
             BarColumn(bar_width=20),
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
             TextColumn("left"),
-            TextColumn("{task.description}", table_column=Column()),  # wraps where it must
+            TextColumn("{task.description}", table_column=Column()),  # wraps if necessary
             console=self._console,
-            speed_estimate_period=3600,  # models may be slow, and rich forgets after 30 seconds
+            speed_estimate_period=3600,  # rich's 30 seconds are too short for slow models
             disable=not (is_main and self._console.is_terminal),
         )
         self._task = self._bar.add_task("", total=work)
@@ -42,14 +42,14 @@ class ScoringBar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def known(self, work: int) -> None:
-        """So much need not be done: it was scored before."""
+    def skip(self, work: int) -> None:
+        """Remove work that was already scored from the total."""
         self._bar.update(self._task, total=(self._bar.tasks[0].total or 0) - work)
 
-    def over(self, batches: Iterable[T], n_batches: int, title: str, work: int) -> Iterator[T]:
-        """The batches of one scoring, which move the bar."""
+    def track(self, batches: Iterable[T], n_batches: int, title: str, work: int) -> Iterator[T]:
+        """Yield the batches of one scoring and advance the bar after each."""
         self._bar.update(self._task, description=title)
-        began = perf_counter()
+        start = perf_counter()
         for batch in batches:
             yield batch
             self._bar.advance(self._task, work / n_batches)
@@ -57,6 +57,6 @@ class ScoringBar:
         self._bar.update(self._task, completed=self._done)
         if self._is_main:
             left = self._bar.tasks[0].time_remaining
-            until_end = f", {timedelta(seconds=left)} left" if left else ""
-            text = f"{title}: {perf_counter() - began:.1f} s{until_end}"
+            remaining = f", {timedelta(seconds=left)} left" if left else ""
+            text = f"{title}: {perf_counter() - start:.1f} s{remaining}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)

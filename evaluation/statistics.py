@@ -39,9 +39,8 @@ def estimate(
     the ratio of Student's t to the normal distribution (Hesterberg, arXiv 1411.5279: the "expanded
     percentile" interval).
 
-    A few long documents may contain most tokens. The effective number of documents is therefore
-    that of equal length whose mean has the same variance: (sum w)^2 / sum w^2 with w the tokens of
-    each document (Kish 1965, Survey Sampling).
+    A few long documents may contain most tokens. The number of documents is therefore that of equal
+    length whose mean has the same variance (`effective_number`).
 
     The same documents are drawn from `of` and `minus`, so that their difficulty cancels. Each mean
     is over its own tokens. All bins share the draws.

@@ -1,4 +1,4 @@
-"""The first table of an evaluation's report: a row and a verdict for each model."""
+"""Summary of an evaluation: the first table of its report, with a verdict for each model."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ import pandas as pd
 from evaluation.markdown import dict_table, digits, is_known, with_interval
 from evaluation.results import Row, cost_before
 from evaluation.statistics import LEAST_DOCUMENTS
-from evaluation.sums import LEAST_SEEN
+from evaluation.sums import MIN_HISTORY_SHARE
 
 
 def summary(result: dict[str, Any]) -> list[str]:
-    """A row for each model with its verdict, and what the columns mean."""
+    """Table with a row and a verdict for each model, and an explanation of the columns."""
     chunk, same = (
         {row["label"]: row for row in result[table]} for table in ("as_trained_chunk", "as_trained")
     )
     models = models_of(result["runs"])
     first, *others = models
-    # as others are compared, which is with the first model: on identical tokens, if they can be
+    # models are compared with the first: on identical tokens if it was scored so, or else in chunks
     tables = [rows for rows in (same, chunk) if first in rows]
     scored = {n: next((rows[n] for rows in tables if n in rows), None) for n in models}
     masked = any(row and row["document_mask"] for row in scored.values())
@@ -34,22 +34,24 @@ def summary(result: dict[str, Any]) -> list[str]:
         cells["perplexity, as the paper evaluates"] = _perplexity(chunk.get(label))
         cells["perplexity, on identical tokens"] = _perplexity(same.get(label))
         if others:
-            gap = row["difference"] if row else None
-            number = with_interval(gap["nats"], gap["interval"]) if gap else "-"
-            cells[f"difference to {first}, nats"] = number
-            cells["verdict"] = _word(gap) if gap else "-"
+            difference = row["difference"] if row else None
+            nats = with_interval(difference["nats"], difference["interval"]) if difference else "-"
+            cells[f"difference to {first}, nats"] = nats
+            cells["verdict"] = _verdict(difference) if difference else "-"
         return cells
 
     parts = [*_unfinished(result["runs"]), dict_table(map(line, models)).rstrip()]
-    gaps = {label: row["difference"] for label, row in scored.items() if row and row["difference"]}
-    if gaps:
-        compared = _how_compared(gaps, same if first in same else {})
-        parts.append(f"{compared} {cut_into_parts(result['data'])}".rstrip())
+    differences = {
+        label: row["difference"] for label, row in scored.items() if row and row["difference"]
+    }
+    if differences:
+        explanation = _explanation(differences, same if first in same else {})
+        parts.append(f"{explanation} {cut_into_parts(result['data'])}".rstrip())
     return parts
 
 
 def cut_into_parts(data: Row) -> str:
-    """A sentence, and a space, where the intervals of a text are over parts of few documents."""
+    """Sentence (and a space) for a text whose intervals are over parts of few documents, or ""."""
     if "parts" not in data:
         return ""
     return (
@@ -58,30 +60,30 @@ def cut_into_parts(data: Row) -> str:
     )
 
 
-def _how_compared(gaps: dict[str, Row], same: dict[str, Row]) -> str:
-    """What the differences of a summary are, by label; `same` are those on identical tokens."""
-    sentences = ["Better or worse: the 95% interval of the difference, in brackets, has no zero."]
-    if any(label in same for label in gaps):
+def _explanation(differences: dict[str, Row], same: dict[str, Row]) -> str:
+    """Explain the differences in a summary, by label. `same` are the rows on identical tokens."""
+    sentences = ["Better or worse: the 95% interval, in brackets, excludes zero."]
+    if any(label in same for label in differences):
         tokens = next(iter(same.values()))["tokens"]
         sentences.append(
-            f"Identical tokens: the same {tokens:,} for all, each with at least "
-            f"{LEAST_SEEN} of the model's history before it."
+            f"Identical tokens: the same {tokens:,} for all models, each with at least "
+            f"{MIN_HISTORY_SHARE} of the model's history before it."
         )
-    flattered = [label for label in gaps if label not in same]
-    if flattered:
+    in_chunks = [label for label in differences if label not in same]
+    if in_chunks:
         sentences.append(
-            "Compared as the paper evaluates, which flatters the longer context: "
-            f"{', '.join(flattered)}."
+            "Compared as the paper evaluates, which favours longer contexts: "
+            f"{', '.join(in_chunks)}."
         )
-    if not all(is_known(*gap["interval"]) for gap in gaps.values()):
+    if not all(is_known(*difference["interval"]) for difference in differences.values()):
         sentences.append(
             f"No interval, and so no verdict, where fewer than {LEAST_DOCUMENTS} documents count: "
             "score a text of more."
         )
-    single = [label for label, gap in gaps.items() if gap["seeds"] == 1]
+    single = [label for label, difference in differences.items() if difference["seeds"] == 1]
     if single:
-        names = "all" if len(single) == len(gaps) else ", ".join(single)
-        sentences.append(f"Compared over one seed, by intervals over documents alone: {names}.")
+        names = "all" if len(single) == len(differences) else ", ".join(single)
+        sentences.append(f"One seed only, so the interval covers documents but not seeds: {names}.")
     return " ".join(sentences)
 
 
@@ -90,11 +92,11 @@ def _perplexity(row: Row | None) -> str:
 
 
 def models_of(runs: list[Row]) -> dict[str, Row]:
-    """By label, how a model was trained: the means over its seeds, and what it began with, too."""
+    """Settings and mean training cost of each model by label, including the run it began with."""
     costs = ["tokens", "tokens_per_s", "gpu_hours"]
-    whole = [run | {name: run[name] + c for name, c in cost_before(run).items()} for run in runs]
+    total = [run | {name: run[name] + c for name, c in cost_before(run).items()} for run in runs]
     models = {}
-    for label, seeds in pd.DataFrame(whole).groupby("label", sort=False):
+    for label, seeds in pd.DataFrame(total).groupby("label", sort=False):
         first, mean = seeds.iloc[0], seeds[costs].astype(float).mean(skipna=False).to_dict()
         about = {name: first[name] for name in ("positions", "mask", "document_mask")}
         size = {"seeds": len(seeds), "context": int(first["context_length"])}
@@ -103,18 +105,19 @@ def models_of(runs: list[Row]) -> dict[str, Row]:
 
 
 def _unfinished(runs: list[Row]) -> list[str]:
-    """A sentence on models whose training had not come to its end, if there are any."""
-    # a step of 0: imported weights, which were not trained here
-    early = [
+    """Sentence that lists models that were not trained to the end, if any."""
+    # step 0 means imported weights, which were not trained here
+    unfinished = [
         f"{run['label']} (step {run['step']:,} of {run['max_steps']:,})"
         for run in runs
-        if 0 < run["step"] < run.get("max_steps", 0)  # which early results do not tell
+        if 0 < run["step"] < run.get("max_steps", 0)  # missing in old results
     ]
-    return [f"Not trained to the end: {', '.join(dict.fromkeys(early))}."] if early else []
+    names = ", ".join(dict.fromkeys(unfinished))
+    return [f"Not trained to the end: {names}."] if unfinished else []
 
 
-def _word(difference: Row) -> str:
-    """The verdict of a summary."""
+def _verdict(difference: Row) -> str:
+    """Verdict in the summary: better, worse, or neither."""
     if not is_known(*difference["interval"]):
         return "no interval"
     if not is_shown(difference):
@@ -123,11 +126,11 @@ def _word(difference: Row) -> str:
 
 
 def is_shown(difference: Row) -> bool:
-    """Whether the interval leaves out zero."""
+    """Whether the interval is known and excludes zero."""
     low, high = difference["interval"]
     return is_known(low, high) and (low > 0 or high < 0)
 
 
 def documents_of(row: Any) -> str:
-    """How a model was trained or scored."""
+    """How documents were treated in training or scoring: "masked" or "packed"."""
     return "masked" if row["document_mask"] else "packed"

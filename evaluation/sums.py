@@ -1,9 +1,8 @@
-"""Losses of a run, added up by document: all that tables and intervals need, in a small file.
+"""Losses of a run, summed by document: a small file with all that tables and intervals need.
 
-FOLDER/CORPUS/RUN.npz keeps them, and can be copied. Means, differences and bootstraps over
-documents are linear in the losses, so nothing is lost but the single tokens. Which of them count is
-settled before: where windows slide, those that see nearly all of the history in every way of
-scoring (LEAST_SEEN).
+The file FOLDER/CORPUS/RUN.npz can be copied. Means, differences and bootstraps over documents are
+linear in the losses, so sums by document are sufficient. Which tokens count is decided before: with
+sliding windows, those that see nearly the full history in every scoring (MIN_HISTORY_SHARE).
 """
 
 import io
@@ -26,75 +25,79 @@ from data.text.shards import TokenStream
 from evaluation.windows import Scoring
 from training.language.config import TrainConfig
 
-LEAST_SEEN = Fraction(7, 8)
-"""Share of its history that a token must see to count where windows slide: with less, tokens at the
-start of short windows would flatter the longer context."""
+MIN_HISTORY_SHARE = Fraction(7, 8)
+"""Share of the history that a token must see to count with sliding windows. A smaller share would
+favour longer contexts, because tokens at the start of short windows have less history."""
 
 LEAST_DOCUMENTS = 5
-"""Fewer, of equal length, have no interval: the mean of a draw cannot be far enough out."""
+"""Minimum number of documents, of equal length, for an interval: the resampled means of fewer do
+not spread far enough."""
 
 N_PARTS = 20
-"""Parts into which a text of fewer documents is cut."""
+"""Number of parts into which a text of fewer documents is cut."""
 
 DAMAGED = (AttributeError, KeyError, TypeError, ValueError)
-"""Errors of reading a NumPy file with a wrong byte, or a file of another kind."""
+"""Errors from reading a corrupt NumPy file, or a file of another kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Losses of one run by one scoring, added up by document and bin."""
+    """Losses of one run and one scoring, summed by unit and bin."""
 
-    nats: np.ndarray  # (n_units, n_bins) float64; units are documents, or parts of a few
-    tokens: np.ndarray  # (n_units, n_bins) int64: how many
-    n_bytes: int  # UTF-8, that all of them stand for
+    nats: np.ndarray  # (n_units, n_bins) float64; a unit is a document, or a part of one
+    tokens: np.ndarray  # (n_units, n_bins) int64: number of tokens
+    n_bytes: int  # UTF-8 bytes that all tokens encode
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """What was scored."""
+    """Text that was scored."""
 
     name: str
     sha256: str  # of the validation split
-    counted: str  # hash of which tokens count where windows slide; only equal ones are comparable
+    counted: str  # hash of which tokens count with sliding windows; must be equal to compare
     tokens: int
     text_bytes: int
-    # (n_units,) tokens of the document that each unit belongs to, the end of text included
+    # (n_units,) length in tokens of the document of each unit, including the end of text
     document_lengths: np.ndarray
-    n_documents: int | None = None  # where few are cut into parts; None: each is one unit
+    n_documents: int | None = None  # None means that each document is one unit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A run and what it was scored."""
+    """Run with its summed losses."""
 
-    label: str  # of the model; runs that differ in their seed share it
+    label: str  # of the model, shared by its seeds
     number: int  # of the seed
-    about: dict[str, Any]  # settings and cost, of `evaluation.runs.describe`
+    about: dict[str, Any]  # settings and cost from `evaluation.runs.describe`
     config: TrainConfig
     sums: dict[Scoring, Sums]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A validation stream and what is known of each of its tokens; arrays are (n_tokens,)."""
+    """Validation stream with properties of each token. Arrays are (n_tokens,)."""
 
     stream: TokenStream
     text: Text
-    unit: np.ndarray  # number of its document, or of its part of one
-    history: np.ndarray  # tokens before it in its document
-    n_bytes: np.ndarray  # UTF-8 bytes that it stands for; 0 for the end of text
-    well_seen: np.ndarray  # whether it counts where windows slide
+    unit: np.ndarray  # index of the document, or of the part of one
+    history: np.ndarray  # number of earlier tokens in the document
+    n_bytes: np.ndarray  # UTF-8 bytes that the token encodes; 0 for the end of text
+    well_seen: np.ndarray  # whether the token counts with sliding windows
 
 
 def describe_corpus(
     stream: TokenStream, token_bytes: np.ndarray, scorings: Iterable[Scoring]
 ) -> Corpus:
-    """The facts about every token of a validation split, for all scorings that are compared.
+    """Describe every token of a validation split, given all scorings that are compared.
 
-    `token_bytes` are (vocab_size,) lengths of the entries of the tokenizer.
+    Args:
+        stream: the validation split.
+        token_bytes: (vocab_size,) length in bytes of each tokenizer entry.
+        scorings: all scorings that are compared.
 
     Raises:
-        ValueError: no token is well seen in all of them.
+        ValueError: no token is well seen in all scorings.
     """
     text, counted = describe_text(stream, scorings)
     lengths = _document_lengths(stream)
@@ -110,14 +113,14 @@ def describe_corpus(
 
 
 def describe_text(stream: TokenStream, scorings: Iterable[Scoring]) -> tuple[Text, np.ndarray]:
-    """The text of `describe_corpus`, and which of its tokens are `well_seen`."""
+    """Text of `describe_corpus`, and its (n_tokens,) mask of `well_seen` tokens."""
     scorings = list(dict.fromkeys(scorings))
     counted = well_seen(scorings, len(stream))
     if not counted.any():
         names = ", ".join(s.name for s in scorings if kind_of(s) == "sliding")
         raise ValueError(
-            f"none of the {len(stream):,} tokens of {stream.path} sees {LEAST_SEEN} of the history "
-            f"in each of {names}: take a single --stride, a smaller --first, or a longer text"
+            f"none of the {len(stream):,} tokens of {stream.path} sees {MIN_HISTORY_SHARE} of the "
+            f"history in each of {names}. Try a single --stride, a smaller --first or a longer text"
         )
     lengths = _document_lengths(stream)
     units, document = units_of(lengths)
@@ -134,22 +137,23 @@ def describe_text(stream: TokenStream, scorings: Iterable[Scoring]) -> tuple[Tex
 
 
 def _document_lengths(stream: TokenStream) -> np.ndarray:
-    """(n_documents,) tokens of each document, the end of text included."""
+    """(n_documents,) length of each document in tokens, including the end of text."""
     return np.diff(np.append(stream.document_starts, len(stream)))
 
 
 def units_of(document_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cut a text of few documents into parts of about equal length, for intervals over them.
+    """Split a text into the units of its intervals: documents, or parts of them if there are few.
 
-    Parts of one document resemble each other: such intervals hold for this text only.
+    Parts have about equal length. They are used if `effective_number` is below LEAST_DOCUMENTS and
+    the text has at least N_PARTS tokens. Parts of one document resemble each other, so intervals
+    over parts hold for this text only.
 
     Args:
-        document_lengths: (n_documents,) tokens of each.
+        document_lengths: (n_documents,) length of each document in tokens.
 
     Returns:
-        lengths: (n_units,) tokens of each document; of each part, if fewer than LEAST_DOCUMENTS
-            count (as `effective_number` does) and the text has N_PARTS tokens.
-        document: (n_units,) number of the document that each belongs to.
+        lengths: (n_units,) length of each unit in tokens.
+        document: (n_units,) index of the document of each unit.
     """
     n_tokens = document_lengths.sum()
     n_parts = np.ones(len(document_lengths), dtype=np.int64)
@@ -164,69 +168,70 @@ def units_of(document_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def effective_number(lengths: np.ndarray) -> np.ndarray:
-    """Number of equal documents whose mean varies as much as that of these (axis 0).
+    """Number of documents of equal length whose mean has the same variance (axis 0).
 
-    (sum w)^2 / sum w^2 with w the tokens (Kish 1965, Survey Sampling); 0 where there are none.
+    (sum w)^2 / sum w^2 with w the tokens of each document (Kish 1965, Survey Sampling), or 0 if
+    there are no tokens.
     """
     lengths = np.asarray(lengths, dtype=np.float64)
     return lengths.sum(axis=0) ** 2 / np.maximum((lengths**2).sum(axis=0), 1)
 
 
 def sha256_of(stream: TokenStream) -> str:
-    """Hash of a split, from those of its shards."""
+    """Hash of a split, computed from the hashes of its shards."""
     return sha256("".join(shard.sha256 for shard in stream.info.shards).encode()).hexdigest()
 
 
 def kind_of(scoring: Scoring) -> Literal["chunk", "sliding", "control"]:
-    """Whether windows stand side by side, slide, or have a distant part that is changed."""
+    """Kind of windows: chunks that do not overlap, sliding windows, or controls."""
     if scoring.control != "none":
         return "control"
     return "sliding" if scoring.first else "chunk"
 
 
 def well_seen(scorings: Iterable[Scoring], n_tokens: int) -> np.ndarray:
-    """(n_tokens,) bool: the tokens that see LEAST_SEEN of the history wherever windows slide."""
+    """(n_tokens,) bool: tokens that see MIN_HISTORY_SHARE of the history in all sliding windows."""
     counted = np.ones(n_tokens, dtype=bool)
     for scoring in scorings:
         if kind_of(scoring) == "sliding":
-            counted &= scoring.seen(n_tokens) >= math.ceil(LEAST_SEEN * scoring.history)
+            counted &= scoring.seen(n_tokens) >= math.ceil(MIN_HISTORY_SHARE * scoring.history)
     return counted
 
 
 def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
-    """Add up (n_tokens,) losses, of which NaN does not count.
+    """Sum (n_tokens,) losses by unit and bin. NaN does not count.
 
-    Bins are those of `log_bins`: of the position in the window where these do not overlap, of the
-    position in the document where they slide. A control has a single one.
+    Bins are those of `log_bins`: of the position in the window for chunks, and of the position in
+    the document for sliding windows. Controls have a single bin.
     """
     counted = ~np.isnan(losses)
-    places, most = np.zeros(len(losses), dtype=np.int64), 0
+    positions, last = np.zeros(len(losses), dtype=np.int64), 0
     if (kind := kind_of(scoring)) == "chunk":
-        places = (np.arange(len(losses)) - 1) % scoring.history  # of the token before the target
-        most = scoring.history - 1
+        positions = (np.arange(len(losses)) - 1) % scoring.history  # of the token before the target
+        last = scoring.history - 1
     elif kind == "sliding":
         counted &= corpus.well_seen
-        places, most = corpus.history, int(corpus.history.max())
-    shape = len(corpus.text.document_lengths), int(log_bins(most)) + 1
+        positions, last = corpus.history, int(corpus.history.max())
+    shape = len(corpus.text.document_lengths), int(log_bins(last)) + 1
     nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
-    cell = corpus.unit[counted], log_bins(places[counted])
+    cell = corpus.unit[counted], log_bins(positions[counted])
     np.add.at(nats, cell, losses[counted].astype(np.float64))
     np.add.at(tokens, cell, 1)
     return Sums(nats=nats, tokens=tokens, n_bytes=int(corpus.n_bytes[counted].sum()))
 
 
 def log_bins(lengths: ArrayLike) -> np.ndarray:
-    """Bin b of 1 and more holds [2^(b-1), 2^b), bin 0 holds 0."""
+    """Logarithmic bin of each length: bin 0 is 0, bin b >= 1 is [2^(b-1), 2^b)."""
     return np.ceil(np.log2(np.asarray(lengths) + 1.0)).astype(np.int64)
 
 
 def bin_name(number: int) -> str:
-    """The numbers in a bin of `log_bins`."""
+    """Range of a bin of `log_bins`, such as "4 to 7"."""
     return str(number) if number <= 1 else f"{2 ** (number - 1):,} to {2**number - 1:,}"
 
 
 def write_scored(scored: Scored, text: Text, folder: Path) -> Path:
-    """Keep what a report needs of a run as FOLDER/CORPUS/RUN.npz, whole or not at all."""
+    """Write the summed losses of a run to FOLDER/CORPUS/RUN.npz, atomically."""
     path = folder / text.name / f"{scored.about['folder']}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = {
@@ -246,19 +251,19 @@ def write_scored(scored: Scored, text: Text, folder: Path) -> Path:
 
 
 def read_scored(path: Path) -> tuple[Scored, Text]:
-    """What `write_scored` kept.
+    """Read a file of `write_scored`.
 
     Raises:
-        ValueError: the file is damaged, or of a newer version.
+        ValueError: the file is damaged, or was written by a newer version.
     """
     try:
-        kept = load_npz(path)
-        facts, sums = parse_json(str(kept["facts"])), {}
+        saved = load_npz(path)
+        facts, sums = parse_json(str(saved["facts"])), {}
         scorings = zip(facts["scorings"], facts["n_bytes"], strict=True)
         for n, (scoring, n_bytes) in enumerate(scorings):
-            nats, tokens = kept[f"nats_{n}"], kept[f"tokens_{n}"]
+            nats, tokens = saved[f"nats_{n}"], saved[f"tokens_{n}"]
             sums[Scoring(**scoring)] = Sums(nats=nats, tokens=tokens, n_bytes=n_bytes)
-        text = Text(document_lengths=kept["document_lengths"], **facts["text"])
+        text = Text(document_lengths=saved["document_lengths"], **facts["text"])
         config = from_yaml(TrainConfig, facts["config"])
         return Scored(config=config, sums=sums, **facts["scored"]), text
     except DAMAGED as error:

@@ -1,9 +1,8 @@
-"""From losses that are added up to the tables of an evaluation, as JSON can hold them.
+"""Tables of an evaluation in JSON types, computed from summed losses.
 
-Where windows slide, all rows are of identical tokens: those that every one of them shows nearly all
-of its history (LEAST_SEEN). As the paper evaluates, windows that do not overlap leave out what does
-not fill one, so that each row is of its own tokens; and a control is compared with nothing but
-itself.
+With sliding windows, all rows are over the same tokens: those that see nearly the full history in
+every row (MIN_HISTORY_SHARE). Chunks, as the paper evaluates, omit the tokens that do not fill a
+window, so each row has its own tokens. Controls are compared only with their own model and windows.
 """
 
 import math
@@ -18,35 +17,37 @@ from evaluation.statistics import estimate, paired_half_width, seed_half_width, 
 from evaluation.sums import Scored, Sums, Text, bin_name, kind_of, log_bins
 from evaluation.windows import Scoring
 
-Bins = Callable[[Sums], Sums]  # losses in other bins
+Bins = Callable[[Sums], Sums]  # maps losses to other bins
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredModel:
-    """One model, scored in one way."""
+    """One model and one scoring."""
 
     label: str
-    masked: bool  # whether documents were in training
+    masked: bool  # whether documents were masked in training
     scoring: Scoring
-    seeds: dict[int, Sums]  # by the number of the seed
+    seeds: dict[int, Sums]  # by seed number
 
     @property
     def mean(self) -> Sums:
-        """The mean over the seeds, which all have the same tokens."""
+        """Mean over the seeds, which all score the same tokens."""
         first, *_ = seeds = list(self.seeds.values())
         return replace(first, nats=np.mean([seed.nats for seed in seeds], axis=0))
 
 
 def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
-    """All tables of an evaluation of runs on a text.
+    """Compute all tables of an evaluation of runs on a text.
 
     Returns:
-        data: what was scored. runs: what was trained, one entry a run. chunk, strided: lists of
-        rows, each compared with the model of the first run, documents alike. control: rows
-        compared with their own model and windows, the distant part intact. as_trained and
-        as_trained_chunk: one row a model, with all of its history, documents masked if it was
-        trained so. chunk_position, document_position, document_length: the mean loss of those in
-        logarithmic bins, and its difference to the first model.
+        data: the text that was scored.
+        runs: settings and cost, one entry per run.
+        chunk, strided: rows, each compared with the first model under the same document mask.
+        control: rows, each compared with the same model and windows with the distant part intact.
+        as_trained, as_trained_chunk: one row per model, with its full history and with documents
+            masked as in training.
+        chunk_position, document_position, document_length: mean losses of these rows in
+            logarithmic bins, and differences to the first model.
     """
     chunk, strided, control = (_rows(scored, kind) for kind in ("chunk", "sliding", "control"))
     as_trained, as_trained_chunk = _as_trained(strided), _as_trained(chunk)
@@ -72,7 +73,7 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
         "control": [_tabulate(r, _intact(control, r)) for r in control],
         "as_trained": [_tabulate(r, as_trained[0]) for r in as_trained],
         "as_trained_chunk": [_tabulate(r, as_trained_chunk[0]) for r in as_trained_chunk],
-        "chunk_position": _of_whole_bins(_binned(as_trained_chunk)),
+        "chunk_position": _drop_partial_bins(_binned(as_trained_chunk)),
         "document_position": _binned(as_trained),
         "document_length": _binned(as_trained, lambda sums: _by_length(sums, text)),
     }
@@ -80,13 +81,16 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
 
 
 def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> list[Row]:
-    """Differences between the models of pairs of labels, of those pairs that are there.
+    """Compute differences between pairs of models. Pairs with a missing label are skipped.
 
     Returns:
-        For each pair the difference in nats, as trained, with all of its history: chunk as the
-        paper evaluates, strided on the tokens of `as_trained`; parts, of these the tokens at
-        the start of a document, as far as the shortest context of all reaches (rounded up to a
-        power of two), and the others; and document_position, in logarithmic bins.
+        One row per pair, with differences in nats between the models as trained, with their full
+        history.
+        chunk: as the paper evaluates.
+        strided: on the tokens of `as_trained`.
+        parts: the tokens of strided in two parts. The first contains the starts of documents, up
+            to the shortest context of all runs (rounded up to a power of two).
+        document_position: the tokens of strided in logarithmic bins.
     """
     shortest = min(s.config.model.context_length for s in scored)
     chunk, strided = (
@@ -109,7 +113,7 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> list[
 
 
 def _rows(scored: Iterable[Scored], kind: str) -> list[ScoredModel]:
-    """One row a model and scoring of a kind, in the order of the command line."""
+    """One row per model and scoring of a kind, in the order of the command line."""
     rows: dict[tuple[str, Scoring], ScoredModel] = {}
     for s in scored:
         for scoring, sums in s.sums.items():
@@ -121,127 +125,127 @@ def _rows(scored: Iterable[Scored], kind: str) -> list[ScoredModel]:
 
 
 def _as_trained(rows: list[ScoredModel]) -> list[ScoredModel]:
-    """For each model the row with the longest history, at the smallest stride.
+    """For each model, the row with the longest history and the smallest stride.
 
-    Where a model was scored both ways, documents are masked if they were in training.
+    If a model was scored with and without document masks, the row is the one that matches training.
     """
 
-    def fitness(row: ScoredModel) -> tuple[bool, int, int]:
+    def priority(row: ScoredModel) -> tuple[bool, int, int]:
         scoring = row.scoring
         return scoring.document_mask == row.masked, scoring.history, -scoring.stride
 
     labels = dict.fromkeys(row.label for row in rows)
-    return [max((r for r in rows if r.label == label), key=fitness) for label in labels]
+    return [max((r for r in rows if r.label == label), key=priority) for label in labels]
 
 
 def _reference(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
-    """The first model at its longest, documents as in `row`; of several strides that of `row`."""
+    """Longest history of the first model with the mask of `row`, at its stride if available."""
     stride, masked = row.scoring.stride, row.scoring.document_mask
 
-    def fitness(r: ScoredModel) -> tuple[int, bool, int]:
+    def priority(r: ScoredModel) -> tuple[int, bool, int]:
         return r.scoring.history, r.scoring.stride == stride, -r.scoring.stride
 
-    firsts = (r for r in rows if r.label == rows[0].label and r.scoring.document_mask == masked)
-    return max(firsts, key=fitness, default=None)
+    candidates = (r for r in rows if r.label == rows[0].label and r.scoring.document_mask == masked)
+    return max(candidates, key=priority, default=None)
 
 
 def _intact(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
-    """The model and windows of a control, their distant part intact."""
+    """Row with the model and windows of a control, but with the distant part intact."""
     intact = replace(row.scoring, control="intact")
     return next((r for r in rows if (r.label, r.scoring) == (row.label, intact)), None)
 
 
 def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> Row:
     """Loss, perplexity and bits per byte of a row, and its difference to another."""
-    whole = _joined(row.mean)
-    (mean,) = estimate(whole)
+    total = _merge_bins(row.mean)
+    (mean,) = estimate(total)
     return {
         "label": row.label,
         **asdict(row.scoring),
-        "tokens": int(whole.tokens.sum()),
-        "bytes": whole.n_bytes,
+        "tokens": int(total.tokens.sum()),
+        "bytes": total.n_bytes,
         "nats": mean.mean,
         "nats_interval": [mean.low, mean.high],
         "nats_of_seeds": [float(s.nats.sum() / s.tokens.sum()) for s in row.seeds.values()],
         "perplexity": math.exp(mean.mean),
-        "bits_per_byte": float(whole.nats.sum()) / math.log(2) / whole.n_bytes,
+        "bits_per_byte": float(total.nats.sum()) / math.log(2) / total.n_bytes,
         "difference": None if versus in (None, row) else _difference(row, versus),
     }
 
 
 def _difference(row: ScoredModel, versus: ScoredModel) -> Row:
-    """row - versus, nats, over the seeds that both have."""
-    (gap,) = _gaps(row, versus, _joined)
-    to = {"to_label": versus.label, "to_history": versus.scoring.history}
-    return {**to, "tokens": int(row.mean.tokens.sum()), **gap}
+    """Difference row - versus in nats, over the seeds that both have."""
+    (difference,) = _differences(row, versus, _merge_bins)
+    reference = {"to_label": versus.label, "to_history": versus.scoring.history}
+    return {**reference, "tokens": int(row.mean.tokens.sum()), **difference}
 
 
 def _parts(row: ScoredModel, versus: ScoredModel, shortest: int) -> list[Row]:
-    """row - versus in the bins that begin before `shortest` tokens, and in the others."""
+    """Difference row - versus in the bins that begin before `shortest` tokens, and in the rest."""
     n_bins = 1 + int(log_bins(shortest - 1))
     edge = 2 ** (n_bins - 1)
 
     def halves(sums: Sums) -> Sums:
-        return _joined(sums, slice(n_bins), slice(n_bins, None))
+        return _merge_bins(sums, slice(n_bins), slice(n_bins, None))
 
     names = f"0 to {edge - 1:,}", f"{edge:,} and more"
     counts = halves(row.mean).tokens.sum(axis=0).tolist()
     return [
-        {"range": name, "tokens": count, "nats": gap["nats"], "interval": gap["interval"]}
-        for name, count, gap in zip(names, counts, _gaps(row, versus, halves), strict=True)
+        {"range": name, "tokens": count, "nats": part["nats"], "interval": part["interval"]}
+        for name, count, part in zip(names, counts, _differences(row, versus, halves), strict=True)
     ]
 
 
-def _joined(sums: Sums, *bins: slice) -> Sums:
-    """Bins joined to larger ones, by default to a single one."""
+def _merge_bins(sums: Sums, *ranges: slice) -> Sums:
+    """Merge each range of bins into one. Without ranges, merge all."""
     nats, tokens = (
-        np.stack([table[:, some].sum(axis=1) for some in bins or (slice(None),)], axis=1)
+        np.stack([table[:, part].sum(axis=1) for part in ranges or (slice(None),)], axis=1)
         for table in (sums.nats, sums.tokens)
     )
     return replace(sums, nats=nats, tokens=tokens)
 
 
 def _by_length(sums: Sums, text: Text) -> Sums:
-    """Bins by the length of the document."""
-    bins, whole = log_bins(text.document_lengths)[:, None], _joined(sums)
-    here = bins == np.arange(bins.max() + 1)
-    return replace(sums, nats=whole.nats * here, tokens=whole.tokens * here)
+    """Losses binned by document length."""
+    bins, total = log_bins(text.document_lengths)[:, None], _merge_bins(sums)
+    in_bin = bins == np.arange(bins.max() + 1)
+    return replace(sums, nats=total.nats * in_bin, tokens=total.tokens * in_bin)
 
 
-def _gaps(row: ScoredModel, versus: ScoredModel, bins: Bins) -> list[Row]:
-    """row - versus in each bin: nats, how sure they are, and how many seeds were compared.
+def _differences(row: ScoredModel, versus: ScoredModel, bins: Bins) -> list[Row]:
+    """Difference row - versus in each bin, nats, with its intervals and the number of seeds.
 
-    Where both have several of the same seeds, or one has a single one, of these alone, in pairs:
-    what a seed does to both is then not mistaken for what separates them, as in a sweep that is not
-    finished.
+    Seeds that both models have are compared in pairs, and all others are ignored. The effect of a
+    seed on both models is then not mistaken for a difference, for example in an unfinished sweep.
+    All seeds are compared, unpaired, if no seed is shared, or only one although both have several.
     """
     shared = [number for number in row.seeds if number in versus.seeds]
     if len(shared) == 1 < min(len(row.seeds), len(versus.seeds)):
-        shared = []  # a single pair tells less than all others
+        shared = []  # a single pair is less precise than all seeds unpaired
     if shared:
         row, versus = (
             replace(r, seeds={number: r.seeds[number] for number in shared}) for r in (row, versus)
         )
     documents = estimate(bins(row.mean), bins(versus.mean))
-    gaps = []
-    ours, theirs = (_means(r, bins, len(documents)) for r in (row, versus))
-    for of_documents, a, b in zip(documents, ours.T, theirs.T, strict=True):
+    differences = []
+    row_means, versus_means = (_means(r, bins, len(documents)) for r in (row, versus))
+    for over_documents, a, b in zip(documents, row_means.T, versus_means.T, strict=True):
         half_width = paired_half_width(a - b) if shared else seed_half_width(a, b)
-        both = widen(of_documents, half_width)
-        gaps.append(
+        both = widen(over_documents, half_width)
+        differences.append(
             {
                 "nats": both.mean,
                 "interval": [both.low, both.high],
-                "interval_of_documents": [of_documents.low, of_documents.high],
-                "seeds": min(len(a), len(b)),  # of the model with fewer, where not in pairs
+                "interval_of_documents": [over_documents.low, over_documents.high],
+                "seeds": min(len(a), len(b)),  # they differ only without pairs
                 "half_width_of_seeds": half_width,
             }
         )
-    return gaps
+    return differences
 
 
 def _means(row: ScoredModel, bins: Bins, n_bins: int) -> np.ndarray:
-    """(n_seeds, n_bins) mean losses, NaN in a bin without a token."""
+    """(n_seeds, n_bins) mean losses, NaN for empty bins."""
     binned = [bins(sums) for sums in row.seeds.values()]
     nats = np.array([sums.nats.sum(axis=0) for sums in binned])
     tokens = np.array([sums.tokens.sum(axis=0) for sums in binned])
@@ -250,12 +254,12 @@ def _means(row: ScoredModel, bins: Bins, n_bins: int) -> np.ndarray:
 
 
 def _binned(rows: list[ScoredModel], bins: Bins = lambda sums: sums) -> list[Row]:
-    """Every model in every bin, next to the first."""
+    """Losses of every model in every bin, with differences to the first."""
     return [cell for row in rows for cell in _by_bin(row, rows[0], bins)]
 
 
-def _of_whole_bins(table: list[Row]) -> list[Row]:
-    """Without differences in a bin that one of the two windows ends in: of other positions."""
+def _drop_partial_bins(table: list[Row]) -> list[Row]:
+    """Remove differences in bins where one of the two windows ends, as their positions differ."""
     for cell in table:
         histories = {table[0]["history"], cell["history"]}
         if len(histories) == 2 and 2 ** cell["bin"] > min(histories):
@@ -264,10 +268,10 @@ def _of_whole_bins(table: list[Row]) -> list[Row]:
 
 
 def _by_bin(row: ScoredModel, versus: ScoredModel, bins: Bins = lambda sums: sums) -> list[Row]:
-    """Mean loss in each bin with a token, and row - versus; None where versus has no token."""
+    """Mean loss in each non-empty bin, and row - versus, which is None if versus has no token."""
     sums = bins(row.mean)
     counts = sums.tokens.sum(axis=0).tolist()
-    cells = zip(counts, estimate(sums), _gaps(row, versus, bins), strict=True)
+    cells = zip(counts, estimate(sums), _differences(row, versus, bins), strict=True)
     return [
         {
             "label": row.label,
@@ -277,9 +281,9 @@ def _by_bin(row: ScoredModel, versus: ScoredModel, bins: Bins = lambda sums: sum
             "tokens": count,
             "nats": mean.mean,
             "interval": [mean.low, mean.high],
-            "difference": gap["nats"],
-            "difference_interval": gap["interval"],
+            "difference": difference["nats"],
+            "difference_interval": difference["interval"],
         }
-        for number, (count, mean, gap) in enumerate(cells)
+        for number, (count, mean, difference) in enumerate(cells)
         if count
     ]

@@ -1,12 +1,14 @@
-"""Windows that score a validation split: which tokens are targets, and how much history each has.
+"""Sliding windows that score a validation split.
 
-A window reads `history` tokens and scores the last `stride` of the tokens that follow them, so a
-scored token has between history - stride + 1 and history tokens before it. The next window stands
-`stride` further on, and no token is scored twice. With stride == history that is the evaluation of
-the FlashAttention paper (arXiv 2205.14135): chunks that do not overlap, whose first tokens have
-next to no history. A small stride gives every token nearly all of the history.
+A window reads `history` tokens and predicts the token after each of them. It scores only the last
+`stride` predictions, so a scored token has between history - stride + 1 and history tokens before
+it. The next window starts `stride` tokens later, and no token is scored twice.
 
-Position p of the stream is the target of the token at p - 1; position 0 is never one.
+stride == history is the evaluation of the FlashAttention paper (arXiv 2205.14135): chunks that do
+not overlap, whose first tokens have almost no history. With a small stride, every scored token has
+nearly the full history.
+
+Position p of the stream is the target of the token at p - 1. Position 0 is never a target.
 """
 
 from collections.abc import Iterator
@@ -24,10 +26,10 @@ Control = Literal["none", "intact", "shuffle", "replace"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How a stream is scored.
+    """One way to score a stream.
 
     Raises:
-        ValueError: a field outside its range.
+        ValueError: a field is out of range.
     """
 
     history: int
@@ -35,29 +37,29 @@ class Scoring:
     stride: int
     """Tokens that a window scores, from 1 to history."""
     first: int = 0
-    """Positions up to this one are not scored; at least history - stride, so that the first window
-    is full. Scorings are of the same tokens where `first` is the same and a multiple of the larger
-    stride is scored."""
+    """Positions up to this one are not scored. At least history - stride, so that the first window
+    is full. Two scorings score the same tokens if `first` is the same and the number of scored
+    tokens is a multiple of the larger stride."""
     document_mask: bool = False
-    """Whether a token sees nothing before its document."""
+    """Whether tokens of earlier documents are masked."""
     control: Control = "none"
-    """What is done to the distant part of a window, all but the scored tokens and `near` before
-    them: intact, nothing; shuffle, another order; replace, the text half a stream away, the end of
-    the stream followed by its beginning."""
+    """Change to the distant part of a window: everything except the scored tokens and the `near`
+    tokens before them. intact: none. shuffle: permute the tokens. replace: take the text half a
+    stream away, wrapping around at the end."""
     near: int = 0
-    """With a control: how many tokens before the first scored one stay as they are."""
+    """For controls: number of tokens before the first scored one that are left intact."""
 
     def __post_init__(self) -> None:
         rest = self.history - self.stride
         if not 1 <= self.stride <= self.history:
             raise ValueError(
-                f"history={self.history} and stride={self.stride}: history must be at least 1 and "
-                "stride lie between 1 and history."
+                f"history={self.history} must be at least 1, and stride={self.stride} must be "
+                "between 1 and history."
             )
         if self.first < rest:
             raise ValueError(
-                f"first={self.first} must be at least history - stride = {rest}: before that a "
-                "window is not full."
+                f"first={self.first} must be at least history - stride = {rest}: earlier windows "
+                "are not full."
             )
         if self.control not in get_args(Control):
             raise ValueError(
@@ -65,27 +67,27 @@ class Scoring:
             )
         is_controlled = self.control != "none"
         if self.near and not is_controlled:
-            raise ValueError(f"near={self.near} has no effect with control=none: leave it out.")
+            raise ValueError(f"near={self.near} has no effect with control=none. Try near=0.")
         if is_controlled and not 0 <= self.near < rest:
             raise ValueError(
                 f"near={self.near} with control={self.control} must be at least 0 and below "
-                f"history - stride = {rest}: nothing distant is left."
+                f"history - stride = {rest}, so that the window has a distant part."
             )
         if is_controlled and self.document_mask:
             raise ValueError(
-                f"control={self.control} with document_mask: the text that it moves has other "
-                "documents. Take one of them."
+                f"control={self.control} must not be combined with document_mask, because it "
+                "moves text between documents. Try one of the two."
             )
 
     @property
     def name(self) -> str:
-        """Short and the same for equal scorings, for files and tables."""
+        """Short unique name of the scoring, for files and tables."""
         documents = "_documents" if self.document_mask else ""
         control = "" if self.control == "none" else f"_{self.control}{self.near}"
         return f"h{self.history}_s{self.stride}_f{self.first}{documents}{control}"
 
     def __str__(self) -> str:
-        """For people, without what all scorings of an evaluation share: `first` and `near`."""
+        """Readable description, without `first` and `near`, which an evaluation shares."""
         if self.stride == self.history:
             words = f"chunks of {self.history:,} tokens"
         else:
@@ -94,40 +96,40 @@ class Scoring:
             words += ", documents masked"
         if self.control == "none":
             return words
-        done = {"intact": "as it is", "shuffle": "shuffled", "replace": "replaced"}[self.control]
-        return f"{words}, distant text {done}"
+        change = {"intact": "intact", "shuffle": "shuffled", "replace": "replaced"}[self.control]
+        return f"{words}, distant text {change}"
 
     def n_windows(self, n_tokens: int) -> int:
-        """Windows in a stream of n_tokens; what is left over after the last is not scored."""
+        """Number of windows in a stream of n_tokens. Tokens after the last are not scored."""
         return max(0, n_tokens - 1 - self.first) // self.stride
 
     def seen(self, n_tokens: int) -> np.ndarray:
-        """(n_tokens,) int64: how many tokens the window shows before each target of a stream.
+        """(n_tokens,) int64: number of tokens that each target of a stream sees in its window.
 
-        From history - stride + 1 to history; 0 where nothing is scored.
+        From history - stride + 1 to history, or 0 for tokens that are not scored.
         """
-        place = np.arange(n_tokens) - 1 - self.first  # among all that are scored
-        is_scored = (place >= 0) & (place < self.n_windows(n_tokens) * self.stride)
-        return np.where(is_scored, self.history - self.stride + 1 + place % self.stride, 0)
+        index = np.arange(n_tokens) - 1 - self.first  # among the scored tokens
+        is_scored = (index >= 0) & (index < self.n_windows(n_tokens) * self.stride)
+        return np.where(is_scored, self.history - self.stride + 1 + index % self.stride, 0)
 
 
 class ScoringBatch(NamedTuple):
-    """Windows of one shape, on the CPU."""
+    """Batch of windows of one shape, on the CPU."""
 
     tokens: torch.Tensor  # (B, history) int64
-    targets: torch.Tensor  # (B, stride) int64: what follows the last `stride` tokens
+    targets: torch.Tensor  # (B, stride) int64: the token after each of the last `stride` tokens
     doc_start: torch.Tensor | None  # (B, history) int32
-    positions: torch.Tensor  # (n, stride) int64: where the targets of the first n rows stand
+    positions: torch.Tensor  # (n, stride) int64: stream positions of the first n rows' targets
 
 
 class ScoringWindows:
-    """One rank's share of the windows of a stream, in batches of equal shape.
+    """Iterate over one rank's shard of the windows of a stream, in batches of equal shape.
 
-    The last batches repeat windows where there are no more: only the first n rows count.
+    The last batches are padded with repeated windows: only the first n rows count.
 
     Raises:
-        ValueError: the stream is too short for a single window, or for other text than the
-            window's own.
+        ValueError: the stream is too short for a single window, or for replacement text outside the
+            window.
     """
 
     def __init__(
@@ -144,23 +146,23 @@ class ScoringWindows:
             raise ValueError(
                 f"{stream.split} of {stream.path} has {len(stream)} tokens, and scoring with "
                 f"history={scoring.history}, stride={scoring.stride}, first={scoring.first} needs "
-                f"{scoring.first + scoring.stride + 1}: take a longer text or a shorter history."
+                f"{scoring.first + scoring.stride + 1}. Try a longer text or a shorter history."
             )
         if scoring.control == "replace" and len(stream) < 2 * (scoring.history + 1):
             raise ValueError(
                 f"{stream.split} of {stream.path} has {len(stream)} tokens, and control=replace "
-                f"with history={scoring.history} needs {2 * (scoring.history + 1)}, so that what "
-                "replaces a window is not its own text: take a longer text or a shorter history."
+                f"with history={scoring.history} needs {2 * (scoring.history + 1)}, so that the "
+                "replacement is other text. Try a longer text or a shorter history."
             )
         self.stream, self.scoring, self.batch_size = stream, scoring, batch_size
         self.rank, self.world_size = rank, world_size
 
     def __len__(self) -> int:
-        """Batches of each rank."""
+        """Number of batches of each rank."""
         return -(-self.n_windows // (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[ScoringBatch]:
-        """Yield this rank's batches."""
+        """Yield the batches of this rank."""
         for number in range(len(self)):
             first = (number * self.world_size + self.rank) * self.batch_size
             windows = np.arange(first, first + self.batch_size)
@@ -169,14 +171,14 @@ class ScoringWindows:
     def _batch(self, windows: np.ndarray, n: int) -> ScoringBatch:
         scoring, history, stride = self.scoring, self.scoring.history, self.scoring.stride
         windows = np.minimum(windows, self.n_windows - 1)
-        ends = scoring.first + (windows + 1) * stride  # of the tokens that are read
+        ends = scoring.first + (windows + 1) * stride  # of the input tokens
         starts = ends - history
         text = np.stack([self.stream.read(start, history + 1) for start in starts.tolist()])
         tokens, targets = text[:, :-1].copy(), text[:, -stride:].copy()
         if scoring.control in ("shuffle", "replace"):
             distant = history - stride + 1 - scoring.near
             for row, window, start in zip(tokens, windows.tolist(), starts.tolist(), strict=True):
-                row[:distant] = self._altered(row[:distant], window, start)
+                row[:distant] = self._change(row[:distant], window, start)
         positions = ends[:n, None] - stride + 1 + np.arange(stride)
         return ScoringBatch(
             torch.from_numpy(tokens),
@@ -185,9 +187,10 @@ class ScoringWindows:
             torch.from_numpy(positions),
         )
 
-    def _altered(self, distant: np.ndarray, window: int, start: int) -> np.ndarray:
+    def _change(self, distant: np.ndarray, window: int, start: int) -> np.ndarray:
+        """Shuffle or replace the distant tokens of a window."""
         if self.scoring.control == "shuffle":
-            return np.random.default_rng((0, window)).permutation(distant)  # each its own order
+            return np.random.default_rng((0, window)).permutation(distant)  # one seed per window
         elsewhere = (start + len(self.stream) // 2) % len(self.stream)
         before_end = min(len(distant), len(self.stream) - elsewhere)
         rest = self.stream.read(0, len(distant) - before_end)

@@ -269,11 +269,11 @@ def test_text_of_another_tokenizer_or_of_the_same_name_is_refused(train, corpus,
     spec = json.loads((other / "tokenizer.json").read_text())
     spec["model"]["merges"].pop()
     (other / "tokenizer.json").write_text(json.dumps(spec))
-    same, text = "are both called shards, by wh", "was made with a tokenizer of sha256="
+    same, text = "are both called shards, but", "was prepared with a tokenizer of sha256="
     for runs, corpora, message in (
         ([folder], [corpus, elsewhere], same),
         ([folder], [corpus, corpus], same),
-        ([folder], [manifest.parent], rf"other {text}abc, and .*run"),
+        ([folder], [manifest.parent], rf"other {text}abc, but .*run"),
         ([folder], [corpus, manifest.parent], text),  # the second corpus is wrong
         ([folder, other], [corpus], "run_of_the_other_text/tokenizer.json is not the tokenizer"),
     ):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from evaluation.plan import Plan
-from evaluation.sums import LEAST_SEEN
+from evaluation.sums import MIN_HISTORY_SHARE
 from evaluation.windows import Scoring
 
 
@@ -61,7 +61,7 @@ def test_other_plans():
     assert {scoring.stride for scoring in wide.scorings(128, (64, 128))} == {40}
     assert replace(wide, near=88).scorings(128, (64, 128)) == []
     assert near.scorings(128, (128,), document_mask=True) == []
-    with pytest.raises(ValueError, match="--stride=512 is longer than a context of 256 tokens"):
+    with pytest.raises(ValueError, match="--stride=512 must be at most 256, the context of a run"):
         Plan(strides=(600, 512)).scorings(256, (256, 1024))
     side_by_side = Plan(modes=("strided",), strides=(256,))  # a stride may be all of a context
     assert names(side_by_side, 256, (256,)) == ["h256_s256_f256"]
@@ -71,7 +71,7 @@ def test_other_plans():
 def test_by_default_all_tokens_are_well_seen(history):
     (scoring,) = Plan(modes=("strided",)).scorings(history, (history, 1024))
     seen = scoring.seen(1024 + 1 + 500)[1024 + 1 :][: 500 // scoring.stride * scoring.stride]
-    assert seen.min() >= LEAST_SEEN * history and seen.max() == history
+    assert seen.min() >= MIN_HISTORY_SHARE * history and seen.max() == history
 
 
 def test_what_is_compared_does_not_depend_on_which_runs_are_there():
@@ -92,13 +92,13 @@ MASKED = ("data.document_mask=true",)
 @pytest.mark.parametrize(
     ("overrides", "options", "mode", "why"),
     [
-        ((), ("--near", 24), "control", "--near=24 leaves nothing distant in windows of 32 tokens "
-         "that slide by 8: take a --near below 24, or a shorter --stride"),
+        ((), ("--near", 24), "control", "--near=24 must be below 24 for a distant part in windows "
+         "of 32 tokens that slide by 8. Try a smaller --near, or a shorter --stride"),
         ((), ("--stride", 8, 32), "control", "windows of 32 tokens that slide by 32 have no "
-         "distant part: take a shorter --stride"),
+         "distant part. Try a shorter --stride"),
         (MASKED, (), "control", "all runs were trained with data.document_mask, and"),
-        ((), ("--histories", 7, 6), "cross", "of the histories 6, 7 none lies between --stride=8 "
-         "and the longest context, 32 tokens: change --histories or --stride"),
+        ((), ("--histories", 7, 6), "cross", "--histories 6, 7 must include one between "
+         "--stride=8 and the longest context, 32 tokens. Try other --histories or --stride"),
     ],
 )  # fmt: skip
 def test_nothing_is_left_out_without_a_word(
@@ -107,12 +107,12 @@ def test_nothing_is_left_out_without_a_word(
     folder = train("run", *overrides, steps=1)
     command = (folder, "--stride", 8, *options)
     for modes in ((mode,), ("chunk", mode)):
-        with pytest.raises(ValueError, match=f"^--modes {mode} gives nothing to score: {why}"):
+        with pytest.raises(ValueError, match=f"^--modes {mode} has nothing to score: {why}"):
             result_of(*command, "--modes", *modes)
     assert not (folder / "scores").exists()
     capsys.readouterr()
     result = result_of(*command)
-    assert f"nothing is scored by {mode}: {why}" in capsys.readouterr().out
+    assert f"skipping mode {mode}: {why}" in capsys.readouterr().out
     assert len(result["chunk"]) == 1
 
 

@@ -118,12 +118,12 @@ def test_what_a_model_goes_on_from_counts_as_its_own(result):
 
 def test_what_is_no_evaluation_is_refused(tmp_path):
     path = tmp_path / "evaluation.json"
-    with pytest.raises(FileNotFoundError, match=r"holds no evaluation.json: give the --out of"):
+    with pytest.raises(FileNotFoundError, match=r"must contain evaluation.json. Try the --out"):
         report.main([str(tmp_path)])
     for text, problem in (
         ('{"data": ', r"evaluation.json is damaged \("),
-        ('{"rows": {}}', "evaluation.json has no data, strided: give"),
-        ("[]", "evaluation.json has no data, strided: give"),
+        ('{"rows": {}}', "evaluation.json has no data, strided: pass"),
+        ("[]", "evaluation.json has no data, strided: pass"),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=problem):
@@ -145,10 +145,12 @@ def test_the_summary_comes_first_and_says_what_the_rows_say(result):
             "better",
         ],
     ]
-    tokens = f"Identical tokens: the same {long['tokens']:,} for all, each with at least 7/8 of"
-    assert tokens in markdown(result) and "over one seed" not in markdown(result)
+    tokens = (
+        f"Identical tokens: the same {long['tokens']:,} for all models, each with at least 7/8 of"
+    )
+    assert tokens in markdown(result) and "One seed only" not in markdown(result)
     long["difference"]["seeds"] = 1
-    assert "intervals over documents alone: all." in markdown(result)
+    assert "covers documents but not seeds: all." in markdown(result)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_what_is_not_compared_on_identical_tokens_is_told(result):
     for rows in ([short], [long]):
         result["as_trained"] = rows
         text = markdown(result)
-        assert "the paper evaluates, which flatters the longer context: long." in text
+        assert "the paper evaluates, which favours longer contexts: long." in text
         assert "Identical tokens:" not in text
         assert summary(result)[-1][-1] != "-"
     result["as_trained_chunk"] = []

@@ -9,9 +9,9 @@ from evaluation.scoring_bar import ScoringBar
 
 def test_a_line_for_each_scoring_and_the_time_left(capsys):
     with ScoringBar(300, is_main=True) as bar:
-        bar.known(100)
-        assert list(bar.over(range(4), 4, "a, chunks", 150)) == [0, 1, 2, 3]
-        assert list(bar.over(range(1), 1, "a, history 8", 50)) == [0]
+        bar.skip(100)
+        assert list(bar.track(range(4), 4, "a, chunks", 150)) == [0, 1, 2, 3]
+        assert list(bar.track(range(1), 1, "a, history 8", 50)) == [0]
     first, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"a, chunks: \d+\.\d s(, 0:00:0\d left)?", first)
     assert re.fullmatch(r"a, history 8: \d+\.\d s", last)  # the end of all
@@ -19,7 +19,7 @@ def test_a_line_for_each_scoring_and_the_time_left(capsys):
 
 def test_other_processes_show_nothing(capsys):
     with ScoringBar(4, is_main=False) as bar:
-        assert list(bar.over("ab", 2, "a", 4)) == ["a", "b"]
+        assert list(bar.track("ab", 2, "a", 4)) == ["a", "b"]
     assert capsys.readouterr().out == ""
 
 
@@ -28,7 +28,7 @@ def test_a_terminal_sees_how_far_it_is(capsys, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(KeyboardInterrupt), ScoringBar(4, is_main=True) as bar:
-        for batch in bar.over("abcd", 4, "a, chunks of 8 tokens", 4):
+        for batch in bar.track("abcd", 4, "a, chunks of 8 tokens", 4):
             if batch == "d":
                 raise KeyboardInterrupt
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)

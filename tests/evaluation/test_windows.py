@@ -195,9 +195,9 @@ def test_what_replaces_is_a_text_from_outside_the_window(ring, n_tokens):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"history": 0, "stride": 1}, "history=0 and stride=1: history must be at least 1"),
+        ({"history": 0, "stride": 1}, "history=0 must be at least 1, and stride=1 must be"),
         ({"history": 4, "stride": 0}, "stride=0.*between 1 and history"),
-        ({"history": 4, "stride": 5}, "history=4 and stride=5"),
+        ({"history": 4, "stride": 5}, "history=4 must be .* stride=5 must be between 1 and"),
         ({"history": 9, "stride": 2, "first": 6}, "first=6 must be at least history - stride = 7"),
         ({"history": 4, "stride": 4, "first": -1}, "first=-1 must be at least"),
         ({"history": 4, "stride": 4, "control": "drop"}, "'drop'.* none, intact, shuffle, replace"),
@@ -209,18 +209,18 @@ def test_what_replaces_is_a_text_from_outside_the_window(ring, n_tokens):
             {"history": 9, "stride": 2, "first": 7, "control": "replace", "near": -1},
             "near=-1 with control=replace",
         ),
-        ({"history": 4, "stride": 4, "control": "shuffle"}, "nothing distant is left"),
+        ({"history": 4, "stride": 4, "control": "shuffle"}, "the window has a distant part"),
         (
             {"history": 9, "stride": 2, "first": 7, "control": "intact", "near": 7},
             "near=7 with control=intact must be at least 0 and below history - stride = 7",
         ),
         (
             {"history": 4, "stride": 1, "first": 3, "control": "intact", "document_mask": True},
-            "control=intact with document_mask",
+            "control=intact must not be combined with document_mask",
         ),
         (
             {"history": 4, "stride": 1, "first": 3, "control": "replace", "document_mask": True},
-            "control=replace with document_mask",
+            "control=replace must not be combined with document_mask",
         ),
         ({"history": 4, "stride": 4, "near": 1}, "near=1 has no effect with control=none"),
     ],
@@ -231,7 +231,7 @@ def test_scorings_that_cannot_be(fields, message):
 
 
 def test_streams_that_are_too_short(stream, ring):
-    with pytest.raises(ValueError, match=r"has 107 tokens.*first=100 needs 108: take a longer"):
+    with pytest.raises(ValueError, match=r"has 107 tokens.*first=100 needs 108. Try a longer"):
         ScoringWindows(stream, Scoring(history=9, stride=7, first=100), 1)
     replaced = Scoring(history=20, stride=1, first=19, control="replace")
     with pytest.raises(ValueError, match=r"has 41 tokens, and control=replace.* needs 42"):

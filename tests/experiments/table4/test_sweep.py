@@ -326,7 +326,7 @@ def test_what_cannot_be_scored_or_reported_is_refused_before_training(tiny, corp
             r"short_text has \d+ tokens, and control=replace with",
         ),
         ("short --stride 512", "--stride=512 must be from 1 to .*, 32 tokens"),
-        ("short long --stride 64", "--stride=64 is longer than a context of 32"),
+        ("short long --stride 64", "--stride=64 must be at most 32, the context of a run"),
         ("short long --histories 32 65", "--histories=65 must be from 1 to .*, 64 tokens"),
         ("short --stride 27 29 31 32", "none of the 968 tokens of .* sees 7/8 of"),
     ):
