@@ -1,1 +1,1 @@
-"""What stands behind our numbers, a folder a result: `python -m experiments.NAME`."""
+"""Code of every published number, one folder per result: `python -m experiments.NAME`."""

@@ -1,7 +1,7 @@
-"""The sets of examples that configurations read and that are generated, made where missing.
+"""Generated datasets that configurations read; missing ones are created.
 
-Beside the benchmark's hard images and long formulas these are shorter contours and formulas, which
-a curriculum begins with.
+Besides the hard images and long formulas of the benchmark, these have shorter contours and formulas
+for the start of a curriculum.
 """
 
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from data.lra.store import MANIFEST
 from data.lra.tasks import prepare
 
 SHORT_EXAMPLES = {"train": 40_000, "val": 500, "test": 500}
-"""Images in a set of a curriculum, on which nothing is scored."""
+"""Images in a curriculum dataset, which is not used for scores."""
 SHORT_FORMULAS = SHORT_EXAMPLES | {"train": 160_000}
-"""Formulas in a set of a curriculum; they are made faster than images."""
-CONTOURS = {  # of each task, by length of the distractors: lengths of the contours
+"""Formulas in a curriculum dataset; they are faster to generate than images."""
+CONTOURS = {  # by task and length of the distractors: lengths of the contours
     "pathfinder32": {0: (2, 4, 7), 14: (4, 7, 10)},
     "pathfinder64": {0: (2, 4, 7), 14: (3, 5, 7, 10)},
     "pathx": {0: (2, 4), 14: (4, 7)},
@@ -35,25 +35,25 @@ REQUESTS = (
         for n in lengths
     ),
 )
-"""All that can be made here; a folder is named by its request."""
+"""All datasets that can be created here; a folder has the name of its request."""
 
 
 def prepare_sets(paths: Iterable[str]) -> None:
-    """Make the sets of examples in some folders where they are missing; prints which it made.
+    """Create the datasets that are missing among some folders, and print their names.
 
     Raises:
-        ValueError: a folder is not there, and none of REQUESTS makes one of its name.
+        ValueError: a folder does not exist, and none of REQUESTS has its name.
     """
     requests = {request.name: request for request in REQUESTS}
     folders = [Path(path) for path in dict.fromkeys(paths)]
     for folder in folders:
         if folder.name not in requests and not (folder / MANIFEST).exists():
             raise ValueError(
-                f"{folder} is not prepared, and none of the sets that can be made here: "
+                f"{folder} is not prepared, and its name must be one of those that can be created: "
                 f"{', '.join(sorted(requests))}"
             )
     for folder in folders:
         if request := requests.get(folder.name):
             done = prepare(request, folder.parent)
             if not done.finished_before:
-                print(f"{done.folder}: made", flush=True)
+                print(f"{done.folder}: created", flush=True)

@@ -1,4 +1,4 @@
-"""Run commands side by side, each on GPUs of its own."""
+"""Run commands in parallel, each on its own GPUs."""
 
 import os
 import signal
@@ -13,35 +13,35 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-_MENDABLE = (ValueError, OSError)  # by the user
+_USER_ERRORS = (ValueError, OSError)  # errors that the user can fix
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Commands to run one after the other, once what they need is done."""
+    """Commands to run in sequence after the tasks that they depend on."""
 
     name: str
     needs: frozenset[str]
-    """Names of tasks that must have succeeded before."""
+    """Names of tasks that must succeed first."""
     commands: Callable[[int], Sequence[Sequence[str]]]
-    """From the number of GPUs to the command lines; called when the task starts."""
+    """Return the command lines for a number of GPUs; called when the task starts."""
     log: Path
-    """Gets all that they print."""
+    """File for all output of the commands."""
 
 
 def groups_of_gpus(per_group: int) -> list[list[str]]:
-    """The GPUs that we may use, in groups of `per_group`; an empty group where there is none.
+    """Split the visible GPUs into groups of `per_group`; one empty group if there is no GPU.
 
     Raises:
-        ValueError: fewer GPUs than a group needs.
+        ValueError: there are fewer GPUs than a group needs.
     """
-    import torch  # slow to load, and the sweeps' options need not wait for it
+    import torch  # imported here, because it would slow down the options of sweeps
 
-    n_gpu = torch.cuda.device_count()  # of those in CUDA_VISIBLE_DEVICES
+    n_gpu = torch.cuda.device_count()  # respects CUDA_VISIBLE_DEVICES
     if n_gpu == 0 and per_group == 1:
         return [[]]
     if n_gpu < per_group:
-        raise ValueError(f"--gpus-per-run={per_group}, and there are {n_gpu} GPU(s): ask for fewer")
+        raise ValueError(f"--gpus-per-run={per_group} must be at most {n_gpu}, the number of GPUs")
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = allowed.split(",")[:n_gpu] if allowed else [str(gpu) for gpu in range(n_gpu)]
     starts = range(0, n_gpu - per_group + 1, per_group)
@@ -51,15 +51,15 @@ def groups_of_gpus(per_group: int) -> list[list[str]]:
 def run_tasks(
     tasks: Sequence[Task], groups: Sequence[list[str]], say: Callable[[str], None] = print
 ) -> list[str]:
-    """Run all tasks, as many at a time as there are groups, earlier ones first.
+    """Run all tasks in order, one per group of GPUs at a time.
 
-    A task that fails does not stop the others, but those that need it are left out.
+    A failed task does not stop the others, but tasks that depend on it are skipped.
 
     Returns:
-        Names of the tasks that failed or were left out, in their order.
+        Names of the tasks that failed or were skipped, in order.
     """
     names = {task.name for task in tasks}
-    assert all(task.needs <= names for task in tasks), "what is needed must be among the tasks"
+    assert all(task.needs <= names for task in tasks), "dependencies must be among the tasks"
     waiting = list(tasks)
     free = list(groups)
     running: dict[Future[str | None], tuple[Task, list[str]]] = {}
@@ -72,34 +72,34 @@ def run_tasks(
             for task in [t for t in waiting if t.needs & failed]:
                 waiting.remove(task)
                 failed.add(task.name)
-                say(f"{task.name}: left out, because {', '.join(task.needs & failed)} failed")
+                say(f"{task.name}: skipped, because {', '.join(task.needs & failed)} failed")
             ready = [t for t in waiting if t.needs <= done]
             while ready and free:
                 task, gpus = ready.pop(0), free.pop(0)
                 waiting.remove(task)
-                where = f"GPU {', '.join(gpus)}" if gpus else "the CPU"
-                say(f"{task.name}: started on {where}, see {task.log}")
+                device = f"GPU {', '.join(gpus)}" if gpus else "the CPU"
+                say(f"{task.name}: started on {device}, see {task.log}")
                 running[threads.submit(_run, task, gpus, children)] = task, gpus
             if not running:
                 continue
-            # not for long: a signal that comes just before the wait does not interrupt it
+            # a short timeout, because a signal just before the wait does not interrupt it
             finished, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
             for future in finished:
                 task, gpus = running.pop(future)
                 free.append(gpus)
                 problem = future.exception() or future.result()
-                if isinstance(problem, BaseException) and not isinstance(problem, _MENDABLE):
+                if isinstance(problem, BaseException) and not isinstance(problem, _USER_ERRORS):
                     crashes.append(problem)
                     problem = f"{type(problem).__name__}: {problem}"
                 (failed if problem else done).add(task.name)
                 say(f"{task.name}: {f'FAILED: {problem}' if problem else 'done'}")
-    if crashes:  # a defect, which must not go by as a run that failed, nor stop the other runs
+    if crashes:  # a bug: report it as such, but only after the other runs have finished
         raise crashes[0]
     return [task.name for task in tasks if task.name in failed]
 
 
 def python_command(n_gpu: int, *arguments: str) -> list[str]:
-    """A command line for python, or for torchrun with one process a GPU."""
+    """Command line for python, or for torchrun with one process per GPU."""
     if n_gpu <= 1:
         return [sys.executable, *arguments]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -108,11 +108,11 @@ def python_command(n_gpu: int, *arguments: str) -> list[str]:
 
 @dataclass(kw_only=True)
 class _Children:
-    """The processes that run for us.
+    """Child processes of this process.
 
-    A plain bool and a plain set, and no lock: the handler of a signal would wait forever for a lock
-    that the code which it interrupts holds. Whoever starts a child adds it and then looks at
-    `stopping`; the handler sets `stopping` and then looks for children. So one of them stops it.
+    Uses no lock: a signal handler would deadlock on a lock that the interrupted code holds. A
+    thread that starts a child adds it to `running` and then checks `stopping`. The handler sets
+    `stopping` and then iterates over `running`. So at least one of them terminates the child.
     """
 
     running: set[subprocess.Popen] = field(default_factory=set)
@@ -120,24 +120,24 @@ class _Children:
 
 
 def _run(task: Task, gpus: list[str], children: _Children) -> str | None:
-    """Run the commands of a task; returns what went wrong."""
+    """Run the commands of a task; return the error, or None."""
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
     task.log.parent.mkdir(parents=True, exist_ok=True)
     commands = task.commands(len(gpus))
     with task.log.open("a", encoding="utf-8") as log:
         for command in commands:
             if children.stopping:
-                return "stopped, because we were asked to stop"
+                return "stopped by a signal"
             process = _start(command, log, environment)
             children.running.add(process)
-            if children.stopping:  # maybe too late for the handler to see the child
+            if children.stopping:  # the handler may have missed the child
                 process.terminate()
             code = process.wait()
             children.running.discard(process)
             if code != 0:
-                said = task.log.read_text(encoding="utf-8", errors="replace").strip()
-                # train.py says in the last line what is wrong
-                end = f", which ends with: {said.splitlines()[-1].strip()}" if said else ""
+                output = task.log.read_text(encoding="utf-8", errors="replace").strip()
+                # train.py prints the error in the last line
+                end = f", which ends with: {output.splitlines()[-1].strip()}" if output else ""
                 return f"exit code {code}, see {task.log}{end}"
     return None
 
@@ -148,7 +148,7 @@ def _start(command: Sequence[str], log: IO[str], environment: dict[str, str]) ->
 
 @contextmanager
 def _terminated_with_us(children: _Children) -> Iterator[None]:
-    """Stop the children when this process is asked to stop; nothing must go on unseen."""
+    """Terminate the children when this process gets a stop signal."""
 
     def stop(number: int, _: FrameType | None) -> None:
         children.stopping = True
@@ -157,10 +157,10 @@ def _terminated_with_us(children: _Children) -> Iterator[None]:
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # only the main thread can handle signals
         return
     numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup asks for
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         numbers.append(signal.SIGHUP)  # the terminal is gone
     before = {number: signal.signal(number, stop) for number in numbers}
     try:

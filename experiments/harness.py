@@ -1,7 +1,7 @@
-"""Commands that measure: their options, the check for a GPU, and how they report.
+"""Measurement commands: options, the check for a GPU, and reports.
 
-Nothing here imports PyTorch before `Command.read` has parsed the command line: that takes seconds,
-for which --help and a wrong option need not wait.
+Nothing here imports PyTorch before `Command.read` has parsed the command line. The import takes
+seconds, so --help and wrong options are answered first.
 """
 
 import importlib.util
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from experiments.results import Stage
 
 Result = dict[str, Any]
-Table = Callable[[Result], str]  # as Markdown
+Table = Callable[[Result], str]  # Markdown
 Draw = Callable[[Result], "Figure | None"]
 Check = Callable[[Namespace], None]
 
 
 class Command:
-    """A module that `python -m` runs: its options, and the function that they are passed to.
+    """A module that `python -m` runs: its options, and the function that receives them.
 
-    The module begins with its options, before the imports that are slow, and ends with `main`:
+    The module starts with its options, before slow imports, and ends with `main`:
 
         command = Command(__name__, on_gpu=True)
         command.add("--steps", type=int, default=20)
@@ -43,13 +43,13 @@ class Command:
         def main(args: Namespace) -> None:
             measure_rows(args, [partial(measure, args.steps)], speed_table)
 
-    --help begins with the docstring of the module.
+    --help starts with the docstring of the module.
     """
 
     def __init__(self, name: str, *, on_gpu: bool = False) -> None:
-        """A command without options yet, of the module whose `__name__` is given.
+        """Create a command without options; `name` is the `__name__` of its module.
 
-        With `on_gpu` it refuses to run where PyTorch sees no GPU.
+        With `on_gpu`, the command fails if PyTorch finds no GPU.
         """
         module = sys.modules[name]
         self._runs, self._on_gpu = name == "__main__", on_gpu
@@ -59,15 +59,15 @@ class Command:
     def read(
         self, *, out: str | None = None, resume: bool = False, check: Check = lambda args: None
     ) -> None:
-        """End the options, and parse the command line now if this command is the one that runs.
+        """Finish the options, and parse the command line if this module is being run.
 
         Args:
             out: add --out, with this file as its default.
             resume: add --resume, for `measure_rows`.
-            check: raises ValueError for options that do not go together.
+            check: raises ValueError for invalid combinations of options.
         """
         if resume:
-            self.add("--resume", action="store_true", help="continue a run that was stopped")
+            self.add("--resume", action="store_true", help="continue an interrupted run")
         if out is not None:
             self.add("--out", type=Path, default=Path(out))
         self._check = check
@@ -85,7 +85,7 @@ class Command:
         return args
 
     def main(self, run: Callable[[Namespace], None]) -> Callable[[Sequence[str] | None], None]:
-        """Make `run` a function of arguments; call it now if this command is the one that runs."""
+        """Turn `run` into a function of argv, and call it if this module is being run."""
 
         @wraps(run)
         def main(argv: Sequence[str] | None) -> None:
@@ -94,7 +94,7 @@ class Command:
                 import torch
 
                 if not torch.cuda.is_available():
-                    raise SystemExit("this is measured on a GPU, and PyTorch sees none")
+                    raise SystemExit("this command needs a GPU, but PyTorch finds none")
             run(args)
 
         if self._runs:
@@ -112,10 +112,10 @@ def measure_rows(
     draw: Draw | None = None,
     **values: Any,
 ) -> "list[Row]":
-    """Measure the rows of a result, write them as `collect_rows` does, and print their table.
+    """Measure the rows of a result, write them with `collect_rows`, and print their table.
 
-    `args` has `out` and, where the command has it, `resume`; `table` and `draw` are as for
-    `write_and_print`, all others as for `collect_rows`.
+    `args` has `out`, and `resume` if the command has that option. `table` and `draw` are those of
+    `write_and_print`, and all others those of `collect_rows`.
     """
     from experiments.results import collect_rows
 
@@ -126,7 +126,7 @@ def measure_rows(
 
 
 def write_and_print(path: Path, result: Result, table: Table, draw: Draw | None = None) -> None:
-    """Write a result as JSON, with the picture that `draw` gives next to it; print its table."""
+    """Write a result as JSON, save the picture from `draw` next to it, and print its table."""
     from evaluation.results import write_result
 
     write_result(path, result)
@@ -144,7 +144,7 @@ def _report(path: Path, result: Result, table: Table | None, draw: Draw | None) 
 
 
 def load_module(name: str, file: Path) -> ModuleType:
-    """Import a Python file of another project as a module of this name."""
+    """Import a Python file of another project as a module with this name."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Commands that train many runs: side by side, each on GPUs of its own, and then a report."""
+"""Commands that train many runs in parallel, each on its own GPUs, and then write a report."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,28 +17,28 @@ C = TypeVar("C", TrainConfig, ClassifyConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Generic[C]):
-    """One run of train.py in a sweep, and the command that follows it."""
+    """One run of train.py in a sweep, and the command after it."""
 
     schema: type[C]
-    """Class of its configuration."""
+    """Class of the configuration."""
     name: str
-    """Name of the model and its settings, the same for all seeds."""
+    """Name of the model and its settings, shared by all seeds."""
     seed: int
     folder: Path
     arguments: tuple[str, ...]
     """Arguments of train.py."""
     needs: tuple[Path, ...] = ()
-    """Folders of what must be finished before it starts."""
+    """Folders of the runs or data that must be finished first."""
     then: tuple[str, ...] = ()
-    """Arguments of python after training, if anything follows."""
+    """Arguments of python for the command after training, if any."""
 
     @cached_property
     def config(self) -> C:
-        """The configuration that the arguments give."""
+        """Configuration from the arguments."""
         return read_config(self.schema, self.arguments)
 
     def task(self, started: Callable[[], object] = lambda: None) -> Task:
-        """Train or resume, then run what follows; `started` is called at the start."""
+        """Task that trains or resumes, then runs `then`; calls `started` when it starts."""
 
         def commands(n_gpu: int) -> list[list[str]]:
             started()
@@ -51,7 +51,7 @@ class Run(Generic[C]):
 def task_of(
     folder: Path, commands: Callable[[int], Sequence[Sequence[str]]], needs: Sequence[Path] = ()
 ) -> Task:
-    """A task that fills a folder, and is called like it; FOLDER.log gets all that it prints."""
+    """Task that fills a folder and has its name; its output is logged to FOLDER.log."""
     names = frozenset(need.name for need in needs)
     return Task(name=folder.name, needs=names, commands=commands, log=folder.with_suffix(".log"))
 
@@ -67,7 +67,7 @@ def run_in(
     needs: tuple[Path, ...] = (),
     then: tuple[str, ...] = (),
 ) -> Run[C]:
-    """A run in OUT/NAME_seedN that starts with the best weights of OUT/BEFORE_seedN, if given."""
+    """Run in OUT/NAME_seedN that starts from the best weights of OUT/BEFORE_seedN, if given."""
     folder = out / f"{name}_seed{seed}"
     arguments = [*settings, f"run.seed={seed}", f"run.out_dir={folder}"]
     if before is not None:
@@ -80,31 +80,31 @@ def run_in(
 
 
 def add_options(add: Callable[..., object], out: Path, seeds: Sequence[int]) -> None:
-    """Add what all sweeps of runs have, with the folder `out` and `seeds` as defaults."""
+    """Add the options of all sweeps, with `out` and `seeds` as defaults."""
     add("--out", type=Path, default=out, help="folder of the runs")
     add(
         "--seeds", type=int, nargs="+", default=seeds, metavar="SEED", help="(default: %(default)s)"
     )
-    add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
+    add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as in train.py")
     add("--results", type=Path, default=Path("docs/results"), help="folder of the report")
-    add("--report-only", action="store_true", help="report on what is finished")
+    add("--report-only", action="store_true", help="only report on finished runs")
     add(
         "--add", type=Path, nargs="+", default=[], metavar="FILE",
-        help="reports, of other machines or earlier ones: tell of their runs that --out lacks, too",
+        help="add the runs of these reports (earlier, or of other machines) that --out lacks",
     )  # fmt: skip
 
 
 def refuse_overrides(overrides: Sequence[str], options: Mapping[str, str]) -> None:
-    """Raise ValueError where --set names a setting that one of the sweep's options decides.
+    """Raise ValueError if --set names a setting that an option of the sweep controls.
 
-    `options` are by setting; --seeds and --out are those of every sweep.
+    `options` maps settings to options; --seeds and --out are added.
     """
     options = {"run.seed": "--seeds", "run.out_dir": "--out", **options}
     for override in overrides:
         key = override.partition("=")[0]
         if key in options:
             raise ValueError(
-                f"--set {override}: the sweep itself sets {key} for each run, take {options[key]}"
+                f"--set {override}: the sweep sets {key} for each run. Use {options[key]}"
             )
 
 
@@ -115,25 +115,25 @@ def train_and_report(
     gpus_per_run: int = 1,
     runs_per_gpu: int = 1,
 ) -> None:
-    """Run tasks on the GPUs of this machine, then report, also where some of them failed.
+    """Run tasks on the GPUs of this machine, then report, even if some tasks failed.
 
-    What a task needs and is not among the tasks is finished. `report` gets the names of the tasks
-    that failed. `gpus_per_run` GPUs share a run, or at most `runs_per_gpu` runs a GPU.
+    Dependencies that are not among the tasks count as finished. `report` gets the names of failed
+    tasks. Each run uses `gpus_per_run` GPUs, or up to `runs_per_gpu` runs share a GPU.
 
     Raises:
-        SystemExit: stopped, or some tasks failed.
-        ValueError: fewer GPUs than a run needs.
+        SystemExit: the sweep was stopped, or a task failed.
+        ValueError: there are fewer GPUs than a run needs.
     """
     failed = []
     if tasks:
         names = {task.name for task in tasks}
         tasks = [replace(task, needs=task.needs & names) for task in tasks]
-        # all GPUs once before any of them a second time: the first runs have one each
+        # all GPUs once before any of them twice: the first runs do not share a GPU
         groups = groups_of_gpus(gpus_per_run) * runs_per_gpu
         try:
             failed = run_tasks(tasks, groups, partial(print, flush=True))
         except SystemExit:
-            print("stopped: the same command goes on from here", file=sys.stderr)
+            print("stopped; run the same command to resume", file=sys.stderr)
             raise
     if failed:
         print(f"these runs failed: {', '.join(failed)}")

@@ -1,8 +1,7 @@
-"""Clocks and the peak of memory: how kernels, calls and training steps are measured.
+"""Timing and peak memory of kernels, calls and training steps.
 
-Three clocks answer three questions. `gpu_ms` times a kernel by CUDA events and leaves out the CPU.
-`wall_seconds` times training steps, from an idle GPU to an idle GPU. `cpu_seconds` times the launch
-alone and does not wait for the GPU.
+`gpu_ms` times kernels with CUDA events, without the CPU. `wall_seconds` times training steps, from
+an idle GPU to an idle GPU. `cpu_seconds` times launches only and does not wait for the GPU.
 """
 
 import gc
@@ -14,21 +13,21 @@ from typing import Any
 
 import torch
 
-LONG_MS = 20.0  # a run this long is timed three times
-TIMED_MS = 100.0  # how long a shorter one is timed in all, at most MAX_RUNS times
+LONG_MS = 20.0  # a call this long is timed three times
+TIMED_MS = 100.0  # total time of a shorter call's timings, at most MAX_RUNS of them
 MAX_RUNS = 200
-L2_BYTES = 2**28  # more than any GPU's L2 cache holds
-GPU_HZ = 2e9  # at least the clock of any GPU: at a lower one it sleeps longer
+L2_BYTES = 2**28  # larger than the L2 cache of any GPU
+GPU_HZ = 2e9  # at least the clock rate of any GPU; a slower one sleeps longer
 
 Call = Callable[[], object]
 
 
 def gpu_ms(run: Call) -> dict[str, float]:
-    """Milliseconds that the GPU takes for a run: the median, and its 20% and 80% quantiles.
+    """GPU time of a call in milliseconds: the median, and the 20% and 80% quantiles.
 
-    The CPU's share is left out, which on short sequences is the larger: the GPU sleeps while the
-    CPU queues the run, as in training it would be busy with what was queued before. L2 is emptied
-    before each run.
+    CPU time, which dominates on short sequences, is excluded: the GPU sleeps while the CPU queues
+    the call, as in training it would be busy with earlier kernels. The L2 cache is flushed before
+    each call.
     """
     run()  # compiles
     torch.cuda.synchronize()
@@ -54,15 +53,15 @@ def gpu_ms(run: Call) -> dict[str, float]:
 
     (first,) = times(1)
     short = first < LONG_MS
-    found = times(min(math.ceil(TIMED_MS / first), MAX_RUNS)) if short else [first, *times(2)]
-    ms, ms_20, ms_80 = torch.tensor(found).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
+    samples = times(min(math.ceil(TIMED_MS / first), MAX_RUNS)) if short else [first, *times(2)]
+    ms, ms_20, ms_80 = torch.tensor(samples).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
     return {"ms": ms, "ms_20": ms_20, "ms_80": ms_80}
 
 
 def eager_ms(run: Call) -> float:
-    """Milliseconds from call to call, where nothing else keeps CPU or GPU busy: the median.
+    """Median milliseconds from call to call, with CPU and GPU otherwise idle.
 
-    On short sequences that is the time in which the CPU launches the kernels.
+    On short sequences, this is the CPU time of the kernel launches.
     """
     from triton.testing import do_bench
 
@@ -71,9 +70,9 @@ def eager_ms(run: Call) -> float:
 
 
 def wall_seconds(call: Call, n: int = 1, *, barrier: Call | None = None) -> float:
-    """Mean seconds of n calls in a row, from an idle GPU until it has done all of them.
+    """Mean seconds of n calls in a row, from an idle GPU until all of them are done.
 
-    Processes that are timed together start at the `barrier`.
+    Processes that are timed together synchronize at the `barrier` first.
     """
     wait_for_gpu()
     if barrier is not None:
@@ -86,7 +85,7 @@ def wall_seconds(call: Call, n: int = 1, *, barrier: Call | None = None) -> floa
 
 
 def cpu_seconds(call: Call, n: int = 1) -> float:
-    """Mean seconds that the CPU takes for each of n calls in a row; the GPU may still be busy."""
+    """Mean CPU seconds of n calls in a row; the GPU may still be busy afterwards."""
     wait_for_gpu()
     start = time.perf_counter()
     for _ in range(n):
@@ -95,14 +94,14 @@ def cpu_seconds(call: Call, n: int = 1) -> float:
 
 
 def reset_compiler_and_memory() -> None:
-    """Forget what was compiled, and free the memory that nobody holds, also that of cycles."""
+    """Reset the compiler, and free unused memory, including that of reference cycles."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def wait_for_gpu() -> None:
-    """Wait until the GPU has done all that was asked of it; nothing to wait for on a CPU."""
+    """Wait until the GPU has finished all queued work; does nothing on a CPU."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -110,9 +109,9 @@ def wait_for_gpu() -> None:
 def in_turns(
     calls: Mapping[str, Call], rounds: int, clock: Callable[[Call], float]
 ) -> dict[str, list[float]]:
-    """Times of each of `calls` by a `clock`, one in each round.
+    """Time all `calls` with a `clock`, once per round each.
 
-    The calls alternate, so that drifting clocks and other work on the machine meet all of them.
+    The calls alternate, so that drifting clocks and other load affect all of them equally.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
@@ -122,13 +121,13 @@ def in_turns(
 
 
 def spread(name: str, times: Sequence[float]) -> dict[str, float]:
-    """The median of times and its ends, as a row of a result holds them."""
+    """Median and range of times, as entries of a result's row."""
     ends = {f"{name}_fastest": min(times), f"{name}_slowest": max(times)}
     return {name: statistics.median(times), **ends}
 
 
 def peak_mib(run: Call) -> float:
-    """The most memory that a run takes in addition to what is allocated already, MiB."""
+    """Peak memory of a call in addition to what is already allocated, MiB."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -1,1 +1,1 @@
-"""Attention alone: speed, memory and traffic, beside the best there is."""
+"""Attention benchmarks: speed, memory and HBM traffic, compared with the best peers."""

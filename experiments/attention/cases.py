@@ -1,4 +1,4 @@
-"""The problems of experiments.attention: cases of attention, and tensors for them.
+"""Problems of experiments.attention: attention cases, and tensors for them.
 
 Letters in shapes: B batch, T tokens, H heads, D head_dim.
 """
@@ -21,9 +21,9 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Sparsity:
-    """A block-sparse mask: `reach` is n_factors of a butterfly (None: all), or a window's width.
+    """A block-sparse mask. `reach` is n_factors of a butterfly (None: all), or a window's width.
 
-    "all" hides nothing, "all but one" the first block from the last.
+    "all" hides nothing. "all but one" hides the first block of keys from the last block of queries.
     """
 
     pattern: Literal["butterfly", "window", "all", "all but one"]
@@ -31,7 +31,7 @@ class Sparsity:
     block_size: int = 128
 
     def mask(self, seq_len: int, device: torch.device | str = "cpu") -> BlockSparseMask:
-        """The mask for seq_len tokens."""
+        """Build the mask for seq_len tokens."""
         n_blocks = -(-seq_len // self.block_size)
         if self.pattern == "butterfly":
             layout = butterfly(n_blocks, n_factors=self.reach, device=device)
@@ -48,9 +48,10 @@ class Sparsity:
 
 @dataclass(frozen=True)
 class Case:
-    """One attention problem. `padded`: each sequence has T - 20 to T keys, as in the paper.
+    """One attention problem.
 
-    `document` is the length of packed documents, tokens; None: each sequence is one document.
+    If `padded`, each sequence has T - 20 to T keys, as in the paper. `document` is the length of
+    packed documents, tokens; None: each sequence is one document.
     """
 
     batch: int
@@ -66,7 +67,7 @@ class Case:
 
     @cached_property
     def density(self) -> float:
-        """The share of the pairs of query and key that the block-sparse mask leaves."""
+        """Share of the pairs of query and key that the block-sparse mask keeps."""
         if self.sparsity is None:
             return 1.0
         mask = self.sparsity.mask(self.seq_len)
@@ -74,19 +75,19 @@ class Case:
 
     @property
     def forward_flops(self) -> float:
-        """4 B H T^2 D, half of it if causal, times the density; the backward has 2.5 times it."""
+        """4 B H T^2 D, half of it if causal, times the density. The backward has 2.5 times this."""
         full = 4 * self.batch * self.n_head * self.seq_len**2 * self.head_dim
         return full * (0.5 if self.causal else 1.0) * self.density
 
     def kv_lengths(self, device: torch.device | str) -> Tensor:
-        """(B,) int32, how many keys each sequence has; T where there is no padding."""
+        """(B,) int32, number of keys of each sequence; T without padding."""
         shortest = max(1, self.seq_len - 20) if self.padded else self.seq_len
         generator = torch.Generator().manual_seed(0)
         lengths = torch.randint(shortest, self.seq_len + 1, (self.batch,), generator=generator)
         return lengths.int().to(device)
 
     def describe(self) -> dict[str, Any]:
-        """The case as a row of a result holds it."""
+        """Describe the case as entries of a result's row."""
         return {
             **asdict(self),
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -96,7 +97,7 @@ class Case:
 
 
 class Tensors(NamedTuple):
-    """What a contender is run on, (B, T, H, D) each; q, k and v collect gradients."""
+    """Inputs of a contender, (B, T, H, D) each; q, k and v require gradients."""
 
     q: Tensor
     k: Tensor
@@ -105,7 +106,7 @@ class Tensors(NamedTuple):
 
 
 def make_tensors(case: Case, device: torch.device | str = "cuda") -> Tensors:
-    """Normal random numbers, drawn on the device: the CPU would take a minute for 64K tokens."""
+    """Draw normal random tensors on the device: the CPU would take a minute for 64K tokens."""
     generator = torch.Generator(device=device).manual_seed(0)
     shape = (case.batch, case.seq_len, case.n_head, case.head_dim)
     q, k, v, dout = (

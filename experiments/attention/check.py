@@ -1,11 +1,11 @@
-"""The check of experiments.attention: a result is timed only if it is right.
+"""Correctness check of experiments.attention: only correct results are timed.
 
-The rule: out, dq, dk and dv are compared with an exact answer, computed in fp64 from the same
-tensors for the first and the last head of the batch. Their relative error (Frobenius norm) may be
-at most 3 times that of plain PyTorch in the case's dtype, and a quarter of that dtype's epsilon
-more, about what rounding the result costs. No NaN and no infinity passes. Dropout of PyTorch draws
-from a generator that cannot be asked, so it is checked with dropout off; ours is checked with its
-mask up to DROPOUT_CHECK_LIMIT tokens, for the first head.
+The check compares out, dq, dk and dv with an exact answer, computed in fp64 from the same tensors
+for the first and the last head of the batch. The relative error (Frobenius norm) must be at most 3
+times that of plain PyTorch in the case's dtype, plus a quarter of that dtype's epsilon, about the
+cost of rounding the result. NaN and infinity fail. The dropout mask of PyTorch cannot be queried,
+so its attention is checked without dropout. Papilio's is checked with its mask, for the first head,
+up to DROPOUT_CHECK_LIMIT tokens.
 """
 
 import math
@@ -21,12 +21,12 @@ from kernels.reference.standard import dropout_keep_mask
 from kernels.testing import relative_error
 
 RESULTS = ("out", "dq", "dk", "dv")
-DROPOUT_CHECK_LIMIT = 16_384  # tokens; the mask of a head is made in int64, T x T
+DROPOUT_CHECK_LIMIT = 16_384  # tokens; the mask of a head is T x T int64
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a case's results must be: exact values of some heads, and the error they may have."""
+    """Expected results of a case: exact values of some heads, and error budgets."""
 
     heads: list[tuple[int, int]]  # (batch, head)
     exact: dict[str, Tensor]  # of RESULTS, (heads, T, D) fp64
@@ -34,7 +34,7 @@ class Answer:
 
 
 def visible_keys(case: Case, rows: slice, batch: int, device: torch.device | str) -> Tensor:
-    """(rows, T) bool: which keys the queries of `rows` see, dropout aside."""
+    """Keys visible to the queries of `rows`, without dropout: (rows, T) bool."""
     query = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1)
     key = torch.arange(case.seq_len, device=device)
     visible = (key < case.kv_lengths(device)[batch]).expand(query.shape[0], -1)
@@ -54,13 +54,20 @@ def head_attention(
     visible: Callable[[slice], Tensor],
     *,
     factor: Tensor | None = None,
-    scores_a_chunk: int = 2**25,
+    scores_per_chunk: int = 2**25,
 ) -> dict[str, Tensor]:
-    """Attention of one head in plain PyTorch, in the dtype of its inputs, some rows at a time.
+    """Attention of one head in plain PyTorch, in the dtype of its inputs, a chunk of rows at a
+    time.
 
-    `head` is q, k, v and dout, (T, D). `visible` gives the keys that a slice of the queries sees,
-    (rows, T) bool, at least one a row; `factor`, (T, T), is what dropout multiplies probabilities
-    by. Gives RESULTS, (T, D) each; dk and dv are sums over the chunks, in fp32 or fp64.
+    Args:
+        head: q, k, v and dout, (T, D).
+        visible: returns the keys visible to a slice of the queries, (rows, T) bool, at least one
+            per row.
+        factor: (T, T) dropout factor of the probabilities.
+        scores_per_chunk: number of scores to compute at a time.
+
+    Returns:
+        RESULTS, (T, D) each. dk and dv are sums over the chunks, in fp32 or fp64.
     """
     q, k, v, dout = (x.detach() for x in head)
     T, D = q.shape
@@ -69,7 +76,7 @@ def head_attention(
     k.requires_grad_()
     v.requires_grad_()
     outs, dqs = [], []
-    step = max(1, scores_a_chunk // T)
+    step = max(1, scores_per_chunk // T)
     for start in range(0, T, step):
         rows = slice(start, min(start + step, T))
         q_rows = q[rows].requires_grad_()
@@ -87,11 +94,11 @@ def head_attention(
 
 
 def answer(case: Case, tensors: Tensors) -> Answer:
-    """The exact answer to `case`, and the errors that its dtype allows."""
+    """Compute the exact answer to `case`, and the errors that its dtype allows."""
     heads = [(0, 0), (case.batch - 1, case.n_head - 1)]
     factor = None
     if case.dropout_p > 0:
-        heads = heads[:1]  # the one whose mask does not depend on the sizes of the batch
+        heads = heads[:1]  # the only one whose mask does not depend on the batch size
         sizes = {"batch": 1, "n_head": 1, "seq_q": case.seq_len, "seq_k": case.seq_len}
         device = tensors.q.device
         keep = dropout_keep_mask(DROPOUT_SEED, **sizes, dropout_p=case.dropout_p, device=device)
@@ -112,13 +119,13 @@ def answer(case: Case, tensors: Tensors) -> Answer:
 
 
 def checked_case(name: str, case: Case) -> Case:
-    """The case that a contender is checked on: without dropout where its mask is not known."""
+    """Case on which a contender is checked: without dropout if its mask is unknown."""
     known = name.startswith("ours") and case.seq_len <= DROPOUT_CHECK_LIMIT
     return case if known else replace(case, dropout_p=0.0)
 
 
 def errors(attention: Attention, tensors: Tensors, expected: Answer) -> dict[str, float]:
-    """The relative error of a contender's out, dq, dk and dv."""
+    """Relative errors of a contender's out, dq, dk and dv."""
     q, k, v, dout = tensors
     out = attention(q, k, v)
     results = (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
@@ -130,10 +137,10 @@ def errors(attention: Attention, tensors: Tensors, expected: Answer) -> dict[str
     }
 
 
-def verdict(found: dict[str, float], budgets: dict[str, float]) -> str:
-    """ "ok", or which results are too far off. A NaN on either side is too far off."""
-    wrong = [n for n in RESULTS if not found[n] <= budgets[n] < math.inf]
+def verdict(measured: dict[str, float], budgets: dict[str, float]) -> str:
+    """Status of a result: "ok", or the errors that exceed their budgets. Any NaN fails."""
+    wrong = [n for n in RESULTS if not measured[n] <= budgets[n] < math.inf]
     if not wrong:
         return "ok"
-    listed = ", ".join(f"{found[n]:.1e} of {n} (allowed {budgets[n]:.1e})" for n in wrong)
+    listed = ", ".join(f"{measured[n]:.1e} of {n} (allowed {budgets[n]:.1e})" for n in wrong)
     return f"wrong: error {listed}"

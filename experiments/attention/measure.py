@@ -1,4 +1,4 @@
-"""The measurements of experiments.attention: time and memory, and a row of them."""
+"""Measurements of experiments.attention: time, memory and errors of a contender."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from experiments.timing import LONG_MS, eager_ms, gpu_ms, peak_mib, reset_compil
 
 
 def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, float]:
-    """Times of the forward, of the backward alone and of both, TFLOP/s, and peak memory of both."""
+    """Times of forward, backward and both, TFLOP/s, and the peak memory of both."""
     q, k, v, dout = tensors
 
     def both() -> tuple[torch.Tensor, ...]:
         return torch.autograd.grad(attention(q, k, v), (q, k, v), dout)
 
-    both()  # what compiles may take memory of its own
+    both()  # warm up: compilation may allocate memory
     result = {"peak_mib": peak_mib(both)}
     times = {"both": gpu_ms(both), "forward": gpu_ms(lambda: attention(q, k, v))}
     if times["both"]["ms"] < LONG_MS:
@@ -33,7 +33,7 @@ def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, floa
 
 
 def measure(name: str, case: Case, tensors: Tensors, expected: Answer) -> Row:
-    """One row: the case, `status`, the errors, and if the contender is right its speeds.
+    """Measure one row: the case, `status`, the errors, and the speeds if the result is correct.
 
     `expected` is the answer to `checked_case(name, case)`.
     """
@@ -41,10 +41,10 @@ def measure(name: str, case: Case, tensors: Tensors, expected: Answer) -> Row:
     checked = checked_case(name, case)
     try:
         attention = CONTENDERS[name](case, tensors.q.device)
-        same = attention if checked == case else CONTENDERS[name](checked, tensors.q.device)
+        to_check = attention if checked == case else CONTENDERS[name](checked, tensors.q.device)
         if name in TENSORS:
             tensors = TENSORS[name](tensors)
-        row["errors"] = errors(same, tensors, expected)
+        row["errors"] = errors(to_check, tensors, expected)
         row["error_budgets"] = expected.budgets
         row["status"] = verdict(row["errors"], expected.budgets)
         if row["status"] == "ok":
@@ -57,12 +57,12 @@ def measure(name: str, case: Case, tensors: Tensors, expected: Answer) -> Row:
 
 
 def measure_case(case: Case, names: Sequence[str], device: str = "cuda") -> list[Row]:
-    """A row for each contender, all on the same values; prints each as it comes."""
+    """Measure a row for each contender on the same values, and print each row."""
     tensors = make_tensors(case, device)
     answers: dict[Case, Answer] = {}
     rows = []
     for name in names:
-        reset_compiler_and_memory()  # also of what a contender left that ran out of memory
+        reset_compiler_and_memory()  # also frees what an out-of-memory contender left
         checked = checked_case(name, case)
         if checked not in answers:
             answers[checked] = answer(checked, tensors)
@@ -72,7 +72,7 @@ def measure_case(case: Case, names: Sequence[str], device: str = "cuda") -> list
 
 
 def progress(row: Row) -> str:
-    """A row in one line."""
+    """Format a row in one line."""
     line = f"{heading(row):34} {label(row):24}"
     if row["status"] != "ok":
         return f"{line} {row['status']}"

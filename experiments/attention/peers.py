@@ -1,7 +1,7 @@
-"""The contenders of experiments.attention.
+"""Contenders of experiments.attention.
 
-A contender is a function of q, k and v (B, T, H, D) that returns out of the same shape. All
-contenders of a case get the same tensors, but for those in TENSORS.
+A contender is a function of q, k and v, (B, T, H, D) each, that returns out of the same shape. All
+contenders of a case get the same tensors, except those in TENSORS.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ PORTABLE = "ours, portable"  # the kernels for GPUs other than Hopper
 
 
 class UnsupportedError(Exception):
-    """A contender that cannot run this case here; the message says why."""
+    """Raised if a contender cannot run a case here; the message has the reason."""
 
 
 def heads_first(attend: Callable[..., Tensor]) -> Attention:
-    """Attention by a function of tensors (B, H, T, D), which it gets as views."""
+    """Wrap a function of tensors (B, H, T, D), which it gets as views."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
@@ -39,9 +39,9 @@ def heads_first(attend: Callable[..., Tensor]) -> Attention:
 
 
 def ours(impl: str | None, case: Case, device: torch.device) -> Attention:
-    """This project's kernels: the fastest (None), or those of an `impl` of `flash_attention`.
+    """Papilio's attention: the default kernels (None), or an `impl` of `flash_attention`.
 
-    "unfused" is its plain PyTorch, Algorithm 0 of the paper, which has no seed of dropout.
+    "unfused" is plain PyTorch, Algorithm 0 of the paper, and takes no dropout seed.
     """
     options: dict[str, Any] = {"causal": case.causal, "dropout_p": case.dropout_p}
     if case.sparsity is not None:
@@ -57,12 +57,12 @@ def ours(impl: str | None, case: Case, device: torch.device) -> Attention:
 
 
 def sdpa(backend: SDPBackend | None, case: Case, device: torch.device) -> Attention:
-    """PyTorch's scaled_dot_product_attention on one backend; None: on that which it chooses.
+    """PyTorch's scaled_dot_product_attention on one backend; None: PyTorch chooses.
 
-    Naming one takes 60 us of CPU time in each call.
+    Selecting a backend takes 60 us of CPU time per call.
     """
     options: dict[str, Any] = {"is_causal": case.causal, "dropout_p": case.dropout_p}
-    if case.padded:  # (B, 1, 1, T) bool, True where there is a key
+    if case.padded:  # (B, 1, 1, T) bool, True for keys
         keys = torch.arange(case.seq_len, device=device)
         options["attn_mask"] = (keys < case.kv_lengths(device).unsqueeze(1))[:, None, None]
     attend = heads_first(partial(F.scaled_dot_product_attention, **options))
@@ -74,16 +74,16 @@ def sdpa(backend: SDPBackend | None, case: Case, device: torch.device) -> Attent
             with sdpa_kernel(backend):
                 return attend(q, k, v)
         except RuntimeError as error:
-            # What it says on a GPU, and what it says on a CPU.
+            # PyTorch's messages on a GPU and on a CPU.
             if not any(x in str(error) for x in ("No available kernel", "No viable backend")):
                 raise
-            raise UnsupportedError("PyTorch has no such kernel") from error
+            raise UnsupportedError("PyTorch has no kernel for this case") from error
 
     return attend_on_backend
 
 
 def flex(case: Case, device: torch.device) -> Attention:
-    """PyTorch's compiled FlexAttention, with a block mask for all but dense attention."""
+    """PyTorch's compiled FlexAttention, with a block mask unless attention is dense."""
     T, document, mask = case.seq_len, case.document or case.seq_len, None
 
     def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -95,13 +95,13 @@ def flex(case: Case, device: torch.device) -> Attention:
     if case.sparsity is not None:
         mask = case.sparsity.mask(T, device).to_flex(T, T, causal=case.causal)
         if case.causal:
-            # Compiled, it is asked about listed blocks only, which the layout need not confirm.
+            # Compiled code calls it for listed blocks only, so it need not check the layout.
             mask.mask_mod = causal
     elif case.causal:
-        sees = causal if case.document is None else causal_in_document
-        mask = create_block_mask(sees, None, None, T, T, device=str(device))
-    # Past a few recompilations PyTorch would run it uncompiled. A saved forward is run backward
-    # many times here, which buffers that the backward gives away do not survive.
+        mask_mod = causal if case.document is None else causal_in_document
+        mask = create_block_mask(mask_mod, None, None, T, T, device=str(device))
+    # Reset, because after a few recompilations PyTorch would run it uncompiled. The backward of one
+    # saved forward runs many times here, so it must not donate its buffers.
     torch._dynamo.reset()
     functorch_config.donated_buffer = False
     compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
@@ -109,7 +109,7 @@ def flex(case: Case, device: torch.device) -> Attention:
 
 
 def flash_attn_4(case: Case, device: torch.device) -> Attention:
-    """The package flash-attn-4 (CuTe), where it is installed."""
+    """The package flash-attn-4 (CuTe), if it is installed."""
     try:
         from flash_attn import cute  # pyright: ignore[reportMissingImports]
         from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch  # pyright: ignore
@@ -137,7 +137,7 @@ def flash_attn_4(case: Case, device: torch.device) -> Attention:
         options |= {"cu_seqlens_q": begins, "cu_seqlens_k": begins}
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if case.document is not None:  # of a batch of one
+        if case.document is not None:  # the varlen call takes no batch dimension
             q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         result = call(q, k, v, **options)
         result = result[0] if isinstance(result, tuple) else result
@@ -147,29 +147,28 @@ def flash_attn_4(case: Case, device: torch.device) -> Attention:
 
 
 def cute_diagonal() -> Callable[..., Any]:
-    """What flash-attn-4 asks, of partial blocks, whether a query sees a key: its `causal` does not
-    go with lists of blocks."""
+    """Causal mask for partial blocks of flash-attn-4: its `causal` does not support block lists."""
     from cutlass import cute  # pyright: ignore[reportMissingImports]
 
     @cute.jit
-    def sees(batch, head, query, key, seqlen_info, aux_tensors):
+    def is_visible(batch, head, query, key, seqlen_info, aux_tensors):
         return key <= query
 
-    return sees
+    return is_visible
 
 
 def load_tutorial(file: Path) -> ModuleType:
-    """Triton's tutorial 06-fused-attention.py, as a module.
+    """Import Triton's tutorial 06-fused-attention.py as a module.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not that tutorial.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is not that tutorial.
     """
-    advice = "give Triton's 06-fused-attention.py, of the installed version"
+    advice = "use Triton's 06-fused-attention.py of the installed version"
     if not file.is_file():
-        raise FileNotFoundError(f"--tutorial={file} is no file: {advice}")
+        raise FileNotFoundError(f"--tutorial={file} is not a file: {advice}")
     if file.suffix != ".py":
-        raise ValueError(f"--tutorial={file} is no Python file: {advice}")
+        raise ValueError(f"--tutorial={file} is not a Python file: {advice}")
     module = load_module("triton_tutorial", file)
     if not hasattr(module, "attention") or not hasattr(module, "_attn_fwd"):
         raise ValueError(f"--tutorial={file} has no attention or no _attn_fwd: {advice}")
@@ -177,7 +176,7 @@ def load_tutorial(file: Path) -> ModuleType:
 
 
 def tutorial_tensors(tensors: Tensors) -> Tensors:
-    """Values in fp16 and, in memory, as (B, H, T, D): views of that, (B, T, H, D) each."""
+    """Copy tensors to fp16 in the layout (B, H, T, D); returns views of (B, T, H, D)."""
     q, k, v, dout = (x.detach().transpose(1, 2).contiguous().half() for x in tensors)
     q, k, v, dout = (x.transpose(1, 2) for x in (q, k, v, dout))
     return Tensors(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), dout)
@@ -186,21 +185,21 @@ def tutorial_tensors(tensors: Tensors) -> Tensors:
 def triton_tutorial(tutorial: ModuleType, case: Case, device: torch.device) -> Attention:
     """Triton's tutorial on fused attention, from `load_tutorial`, on `tutorial_tensors`.
 
-    It takes the same values in fp16 and in its own layout, because it knows no other.
+    It gets the same values in fp16 and in its own layout, because it supports no other.
     """
     if case.sparsity or case.dropout_p > 0 or case.padded or case.document:
         raise UnsupportedError("the tutorial has no sparse mask, dropout, padding or documents")
     if case.seq_len % 128 != 0:
         raise UnsupportedError("the tutorial takes multiples of 128 tokens")
-    # It is tuned by length and head_dim, but not by `causal`: what it chose for one mask, it would
-    # take for the other.
+    # Its autotuner is keyed by length and head_dim, but not by `causal`. Clear its cache, or the
+    # choice for one mask would be used for the other.
     tutorial._attn_fwd.cache.clear()
-    warp_specialize = False  # which the tutorial's own test tries on Blackwell only
+    warp_specialize = False  # the tutorial's own test enables it on Blackwell only
     options = case.causal, case.head_dim**-0.5, warp_specialize
     return heads_first(lambda q, k, v: tutorial.attention(q, k, v, *options))
 
 
-# Also "Triton tutorial", where the command names its file
+# The command adds "Triton tutorial" if its file is given
 CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
     "ours": partial(ours, None),
     PORTABLE: partial(ours, "triton"),
@@ -212,5 +211,5 @@ CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
     "standard": partial(ours, "unfused"),
 }
 
-# What a contender is run on, where it cannot take the tensors of the case; copying is not timed
+# Conversions for contenders that cannot take the tensors of the case; copying is not timed
 TENSORS: dict[str, Callable[[Tensors], Tensors]] = {TUTORIAL: tutorial_tensors}

@@ -1,1 +1,1 @@
-"""Does a model follow the contour? What the markers alone tell, and what its attention sees."""
+"""Contour following: baselines that see the markers only, and the attention of trained models."""

@@ -6,19 +6,19 @@ import numpy as np
 
 from experiments.contours.geometry import Endpoints
 
-_MIDPOINT_WEIGHT = 0.25  # where in the image: matters less than how the ends lie to each other
-_DIRECTION_WEIGHT = 2.0  # in strokes: what a radian is worth
-_ROWS = 1000  # of images of label 1 that are compared at a time
+_MIDPOINT_WEIGHT = 0.25  # the position in the image matters less than the relative position
+_DIRECTION_WEIGHT = 2.0  # strokes per radian
+_ROWS = 1000  # images of label 1 compared at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """The largest differences between the two images of a pair."""
+    """Largest differences between the two images of a pair."""
 
     geometry: float = 1.5
-    """Between vectors of `describe`, in strokes, from the start of one to that of the next."""
+    """Distance between vectors of `describe`, in stroke periods."""
     log_odds: float = 0.1
-    """Between what classifiers of geometry say."""
+    """Difference of the geometry classifiers' log-odds."""
 
     def __post_init__(self) -> None:
         for name in ("geometry", "log_odds"):
@@ -27,9 +27,10 @@ class Tolerance:
 
 
 def describe(endpoints: Endpoints) -> np.ndarray:
-    """(N, 8) float32: vectors whose distance says how differently ends lie and point.
+    """Vectors whose distance measures the difference of endpoint geometry, (N, 8) float32.
 
-    From marker to marker, the point between them, and both directions, each as row and column.
+    Their parts are the line between the markers, its midpoint, and both directions, each as row
+    and column.
     """
     positions, directions = endpoints.positions / endpoints.period, endpoints.directions
     parts = (
@@ -42,26 +43,28 @@ def describe(endpoints: Endpoints) -> np.ndarray:
 
 
 def match(endpoints: Endpoints, log_odds: np.ndarray, tolerance: Tolerance) -> np.ndarray:
-    """Pair images of label 1 with images of label 0, nearest first, each used once at most.
+    """Pair images of label 1 with images of label 0, nearest first, each image at most once.
 
-    Who sees the ends alone cannot tell which of the two has its markers on one contour. Alike means
-    two things, as in Rosenbaum and Rubin 1985, "Constructing a control group using multivariate
-    matched sampling methods that incorporate the propensity score" (The American Statistician 39):
-    the ends lie and point nearly the same, and classifiers of that geometry give nearly the same
-    odds. The first alone is not enough where odds change fast, the second where a classifier missed
-    something. An image is as near as the nearest of what looks the same: its markers in either
-    order, rows and columns swapped or not.
+    From the ends alone, the two images of a pair cannot be told apart. Two criteria must hold, as
+    in Rosenbaum and Rubin 1985, "Constructing a control group using multivariate matched sampling
+    methods that incorporate the propensity score" (The American Statistician 39): the endpoint
+    geometry is nearly equal, and classifiers of that geometry give nearly equal odds. The first
+    alone fails where odds change fast, the second where a classifier missed something. The distance
+    is the minimum over equivalent images: markers in either order, rows and columns swapped or not.
 
-    `log_odds` are (n_classifiers, N), what classifiers of endpoint geometry say of N images.
+    Args:
+        endpoints: of N images.
+        log_odds: of classifiers of endpoint geometry, (n_classifiers, N).
+        tolerance: largest differences within a pair.
 
     Returns:
-        (n_pairs, 2) int64, numbers of the images: label 1, then label 0.
+        (n_pairs, 2) int64, image numbers: label 1, then label 0.
     """
     same, different = np.flatnonzero(endpoints.labels == 1), np.flatnonzero(endpoints.labels == 0)
-    alike = [
-        describe(one)[same]
+    equivalents = [
+        describe(x)[same]
         for view in (endpoints, endpoints.swapped())
-        for one in (view, view.transposed())
+        for x in (view, view.transposed())
     ]
     others = describe(endpoints)[different]
     squares = (others**2).sum(axis=1)
@@ -69,12 +72,15 @@ def match(endpoints: Endpoints, log_odds: np.ndarray, tolerance: Tolerance) -> n
     for first in range(0, len(same), _ROWS):
         rows = slice(first, first + _ROWS)
         distance = np.min(
-            [(v[rows] ** 2).sum(axis=1)[:, None] + squares - 2 * v[rows] @ others.T for v in alike],
+            [
+                (v[rows] ** 2).sum(axis=1)[:, None] + squares - 2 * v[rows] @ others.T
+                for v in equivalents
+            ],
             axis=0,
         )
         near = distance < tolerance.geometry**2
-        for said in log_odds:
-            near &= np.abs(said[same[rows]][:, None] - said[different]) < tolerance.log_odds
+        for odds in log_odds:
+            near &= np.abs(odds[same[rows]][:, None] - odds[different]) < tolerance.log_odds
         i, j = np.nonzero(near)
         candidates.append(np.stack([same[rows][i], different[j], distance[i, j]]))
     one, other, distance = np.concatenate(candidates, axis=1)

@@ -1,8 +1,8 @@
-"""Where the attention of a trained classifier goes, computed exactly from q and k of its blocks.
+"""Exact attention weights of a trained classifier, computed from q and k of its blocks.
 
-In float32 on the CPU, some rows of the attention matrix at a time, so that the matrix of a long
-sequence is never held. Shapes: T tokens, H heads, D head_dim, R some of the T rows, S pixels in a
-row.
+Computed in float32 on the CPU, a chunk of rows at a time, so that the attention matrix of a long
+sequence is never in memory. Shapes: T tokens, H heads, D head_dim, R rows of the T, S image width
+in pixels.
 """
 
 import math
@@ -26,25 +26,25 @@ from training.classification.config import ClassifyConfig
 from training.classification.scoring import read_best
 
 _ROWS = 512
-_MOST_MASKED = 8192  # tokens whose mask is held element by element
+_MAX_MASKED_TOKENS = 8192  # longest sequence whose elementwise mask fits into memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What one block attends with, for one image."""
+    """Attention inputs and output of one block, for one image."""
 
     q: Tensor
-    """(T, H, D), as k turned by its position where positions are rotary."""
+    """(T, H, D); q and k are after rotary positions, if any."""
     k: Tensor
     v: Tensor
     out: Tensor
-    """(T, C), what the block's attention gave, to check against."""
+    """(T, C) output of the block's attention, for checks."""
     softmax_scale: float
     visible: Tensor | None
-    """(1 or H, T, T) bool, which keys a query sees; None: all."""
+    """(1 or H, T, T) bool, keys visible to each query; None: all."""
 
     def weights(self, rows: Tensor) -> Tensor:
-        """(H, R, T): what the tokens `rows`, (R,) int64, pay to each token; sums to 1."""
+        """Attention of the tokens `rows`, (R,) int64, to each token: (H, R, T); rows sum to 1."""
         scores = torch.einsum("rhd,thd->hrt", self.q[rows], self.k) * self.softmax_scale
         if self.visible is not None:
             scores = scores.masked_fill(~self.visible[:, rows], -math.inf)
@@ -53,7 +53,7 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One image's way through a classifier."""
+    """Trace of one image through a classifier."""
 
     image: Tensor
     """(S, S) uint8."""
@@ -61,7 +61,7 @@ class Trace:
     places: Tensor
     """(T,) int64, the pixel (row * S + column) of each token."""
     under_markers: list[Tensor]
-    """Numbers of the tokens under each marker, int64: origin end, terminal end."""
+    """Token indices under each marker, int64: origin end, terminal end."""
     markers: Tensor
     """(2, 2) int64, the pixels (y, x) under the markers."""
     marker_radius: float
@@ -70,15 +70,15 @@ class Trace:
     logits: Tensor
 
     def paid(self) -> Tensor:
-        """(n_layer, 2, T): attention that each marker pays, mean over its pixels and heads."""
+        """Attention from each marker in each layer, mean over pixels and heads: (n_layer, 2, T)."""
         pairs = ((layer, tokens) for layer in self.layers for tokens in self.under_markers)
         paid = [layer.weights(tokens).mean((0, 1)) for layer, tokens in pairs]
         return torch.stack(paid).unflatten(0, (-1, 2))
 
     def rollout(self) -> Tensor:
-        """(2, T): attention from each marker through all layers; sums to 1.
+        """Attention rollout from each marker through all layers: (2, T); rows sum to 1.
 
-        A block passes on half of what stands in a place and half of what it attends to, mean over
+        Each block passes on half of a token itself and half of what the token attends to, mean over
         heads (Abnar and Zuidema 2020, arXiv 2005.00928, section 3).
         """
         n_tokens = len(self.places)
@@ -95,12 +95,12 @@ class Trace:
 
 @torch.no_grad()
 def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
-    """Send a test image, of its number, through the best weights of a run.
+    """Run test image `number` through the best weights of a run.
 
-    `folder` is that of the prepared task; None: the run's data.path.
+    `folder` is the prepared task; None: the run's data.path.
 
     Raises:
-        ValueError, FileNotFoundError: there is no such image or run, or one of another kind.
+        ValueError, FileNotFoundError: the image or the run does not exist, or is of another kind.
     """
     config = read_run_config(run)
     split, parameters = open_contours(folder or Path(config.data.path), "test")
@@ -114,10 +114,10 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
     if bool(examples.overflow):
         raise ValueError(
             f"image {number} has more pixels above zero than model.context_length="
-            f"{config.model.context_length}: name another image"
+            f"{config.model.context_length}. Choose another image"
         )
     places = torch.arange(tokens.shape[1]) if places is None else places.flatten()
-    if lengths is not None:  # padding is hidden from all: without it, nothing else changes
+    if lengths is not None:  # drop the padding, which no token attends to
         tokens, places = tokens[:, : int(lengths)], places[: int(lengths)]
     layers, logits = _run(model, tokens, places[None])
     radius = parameters.scale.marker_radius
@@ -128,7 +128,7 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
         image=examples.images(zero)[0],
         label=int(labels),
         places=places,
-        under_markers=[(away <= radius).nonzero()[:, 0] for away in distances],
+        under_markers=[(x <= radius).nonzero()[:, 0] for x in distances],
         markers=markers,
         marker_radius=radius,
         layers=layers,
@@ -137,24 +137,24 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
 
 
 def _open(run: Path, config: ClassifyConfig) -> Classifier:
-    """The best weights of a run, in a model that the CPU computes in float32."""
+    """Load the best weights of a run into a model for the CPU in float32."""
     model = config.model
     if model.pooling == "cls":
         raise ValueError(
-            f"{run} has model.pooling=cls, a token that is no pixel: name a run that pools by mean "
-            "or max"
+            f"{run} has model.pooling=cls, a token that is not a pixel. Choose a run that pools by "
+            "mean or max"
         )
     if model.window_size is not None:
         raise ValueError(
-            f"{run} has model.window_size={model.window_size}: only attention without a window is "
-            "drawn"
+            f"{run} has model.window_size={model.window_size}, which must be null: attention "
+            "with a window cannot be drawn"
         )
     masked = model.mask.pattern != "dense"
-    if masked and (config.data.zeros == "padding" or model.context_length > _MOST_MASKED):
+    if masked and (config.data.zeros == "padding" or model.context_length > _MAX_MASKED_TOKENS):
         raise ValueError(
             f"{run} has model.mask.pattern={model.mask.pattern} on {model.context_length:,} tokens "
-            f"with data.zeros={config.data.zeros}: only dense attention, or a mask over at most "
-            f"{_MOST_MASKED:,} tokens none of which is padding, is drawn"
+            f"with data.zeros={config.data.zeros}. Attention must be dense, or have a mask over at "
+            f"most {_MAX_MASKED_TOKENS:,} tokens without padding"
         )
     opened = Classifier(replace(model, attention="reference" if masked else "sdpa"))
     opened.load_state_dict(read_best(run))
@@ -162,11 +162,11 @@ def _open(run: Path, config: ClassifyConfig) -> Classifier:
 
 
 def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer], Tensor]:
-    """What each block attends with, and the logits, of (1, T) tokens at (1, T) places."""
+    """Run (1, T) tokens at (1, T) places; return the layers and the logits."""
     layers: list[Layer] = []
     n_tokens = tokens.shape[1]
 
-    def note(block: SelfAttention, args: tuple, keywords: dict[str, Any], out: Pending) -> None:
+    def record(block: SelfAttention, args: tuple, keywords: dict[str, Any], out: Pending) -> None:
         x, rotary = args
         qkv = block.qkv_proj(x).view(1, n_tokens, 3, block.n_head, block.head_dim)
         q, k, v = qkv.unbind(dim=2)
@@ -174,11 +174,11 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
             q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
         mask = keywords["mask"]
         visible = None if mask is None else visible_keys(n_tokens, n_tokens, mask=mask)[0]
-        seen = {"softmax_scale": block.softmax_scale, "visible": visible}
-        layers.append(Layer(q=q[0], k=k[0], v=v[0], out=add_bias(*out)[0], **seen))
+        mask_values = {"softmax_scale": block.softmax_scale, "visible": visible}
+        layers.append(Layer(q=q[0], k=k[0], v=v[0], out=add_bias(*out)[0], **mask_values))
 
     blocks = [module for module in model.modules() if isinstance(module, SelfAttention)]
-    hooks = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]
+    hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
     logits = model(tokens, None, places)[0]
     for hook in hooks:
         hook.remove()

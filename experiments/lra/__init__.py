@@ -1,1 +1,1 @@
-"""Long Range Arena: its tasks, attentions and seeds, trained and timed."""
+"""Long Range Arena: its tasks, trained and timed with several attentions and seeds."""

@@ -1,1 +1,1 @@
-"""Which attention finds a pass key, at which length."""
+"""Pass-key retrieval by attention and context length."""

@@ -1,1 +1,1 @@
-"""Path-X and Path-256, learned in stages."""
+"""Path-X and Path-256, trained in stages."""

@@ -1,1 +1,1 @@
-"""A training step of GPT-2: its speed, and its losses under other attentions."""
+"""A training step of GPT-2: its speed, its losses with other attentions, and its start-up."""

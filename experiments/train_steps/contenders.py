@@ -1,4 +1,4 @@
-"""Whose training step is measured: ours, nanoGPT's and Hugging Face's, each as its users run it."""
+"""Training steps of Papilio, nanoGPT and Hugging Face, each set up as its users run it."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -34,17 +34,17 @@ from training.parallel import (
 from training.step import GraphedStep, train_step
 
 TOKENS_A_STEP = 32_768
-LOSS_TOLERANCE = 0.05  # nats; the contenders draw different weights from one distribution
+LOSS_TOLERANCE = 0.05  # nats; contenders draw different weights from the same distribution
 BUTTERFLY = "ours, butterfly"
 
 Step = Callable[[], Tensor]
-"""A step of training; gives its loss in a tensor that the next one may overwrite."""
+"""One training step; returns the loss in a tensor that the next step may overwrite."""
 
 _NANOGPT = {
     "nanoGPT, flash": SDPBackend.FLASH_ATTENTION,
     "nanoGPT, cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
-# name -> (attn_implementation, whether torch.compile fuses the model)
+# name -> (attn_implementation, use torch.compile)
 _HUGGING_FACE = {
     "Hugging Face, eager": ("eager", False),
     "Hugging Face, sdpa": ("sdpa", False),
@@ -56,68 +56,71 @@ _HUGGING_FACE_CONTEXT = 1024
 def contenders(
     config: ModelConfig, tokens: Tensor, targets: Tensor, options: Namespace
 ) -> dict[str, Callable[[], Step]]:
-    """Steps by name, of the contenders that the options of speed.py ask for; ours first.
+    """Steps by name, for the contenders that the options of speed.py select; Papilio is first.
 
-    `config` is of our model, and the others get its shape. Each step learns `targets` of `tokens`,
-    (B, T) int64 each.
+    `config` is the configuration of Papilio's model; the others get the same shape. Each step
+    trains on `tokens` and `targets`, (B, T) int64 each.
     """
-    # Ours are deterministic, which is the default of train.py; PyTorch's attention is not.
+    # Papilio is deterministic, the default of train.py. PyTorch's attention is not.
     ours = partial(our_step, tokens=tokens, targets=targets, deterministic=True)
-    found: dict[str, Callable[[], Step]] = {"ours": partial(ours, config)}
+    steps: dict[str, Callable[[], Step]] = {"ours": partial(ours, config)}
     if options.butterfly:
-        found[BUTTERFLY] = partial(ours, with_butterfly(config))
-    if options.nanogpt is not None:  # whose model has no biases
-        found["ours, no biases"] = partial(ours, replace(config, bias=False))
+        steps[BUTTERFLY] = partial(ours, with_butterfly(config))
+    if options.nanogpt is not None:  # its model has no biases
+        steps["ours, no biases"] = partial(ours, replace(config, bias=False))
     if options.attentions:
-        found["ours, portable"] = partial(ours, replace(config, attention="triton"))
+        steps["ours, portable"] = partial(ours, replace(config, attention="triton"))
         sdpa = replace(config, attention="sdpa")
-        found["ours, sdpa"] = partial(ours, sdpa, deterministic=False)
+        steps["ours, sdpa"] = partial(ours, sdpa, deterministic=False)
     if options.nanogpt is not None:
         for name, backend in _NANOGPT.items():
-            found[name] = partial(nanogpt_step, options.nanogpt, config, tokens, targets, backend)
+            steps[name] = partial(nanogpt_step, options.nanogpt, config, tokens, targets, backend)
     if options.hugging_face and config.context_length == _HUGGING_FACE_CONTEXT:
-        for name, how in _HUGGING_FACE.items():
-            found[name] = partial(hugging_face_step, config, tokens, *how)
-    return found
+        for name, setup in _HUGGING_FACE.items():
+            steps[name] = partial(hugging_face_step, config, tokens, *setup)
+    return steps
 
 
 def with_butterfly(config: ModelConfig) -> ModelConfig:
-    """The same model under a butterfly."""
+    """The same model with a butterfly mask."""
     return replace(config, mask=MaskConfig(pattern="butterfly"))
 
 
 def check_first_loss(rows: list[Row], key: str, name: Callable[[Row], str]) -> Row:
-    """The last row, whose first loss must be that of the first row with the same `key`.
+    """Check the first loss of the last row against the first row with the same `key`.
+
+    Returns:
+        The last row.
 
     Raises:
-        SystemExit: it is not.
+        SystemExit: the losses differ.
     """
     row = rows[-1]
     first = next(other for other in rows if other[key] == row[key])
     if not abs(row["first_loss"] - first["first_loss"]) <= LOSS_TOLERANCE:  # also where it is NaN
         raise SystemExit(
-            f"{name(row)}: the first loss is {row['first_loss']:.4f}, and that of {name(first)} "
+            f"{name(row)}: the first loss is {row['first_loss']:.4f}, but that of {name(first)} is "
             f"{first['first_loss']:.4f}: no speed is reported"
         )
     return row
 
 
 def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool) -> Step:
-    """A step as train.py takes it on one GPU."""
+    """The step of train.py on one GPU."""
     alone = Processes(rank=0, world_size=1, device=tokens.device)
     optim = OptimConfig(max_steps=1, batch_tokens=TOKENS_A_STEP, micro_batch_size=1)
     run = RunConfig(out_dir="unused", deterministic=deterministic)
-    whole = TrainConfig(model=config, data=DataConfig(path="unused"), optim=optim, run=run)
-    return step_of(whole, alone, tokens[None], targets[None])  # one micro-batch
+    full_config = TrainConfig(model=config, data=DataConfig(path="unused"), optim=optim, run=run)
+    return step_of(full_config, alone, tokens[None], targets[None])  # one micro-batch
 
 
 def step_of(config: TrainConfig, processes: Processes, *batch: Tensor) -> Step:
-    """A step as train.py takes it, on whole sequences.
+    """The step of train.py, on whole sequences.
 
-    Processes that share sequences are given the same.
+    Processes that share sequences must get the same batch.
 
     Args:
-        batch: tokens, targets and, if wanted, doc_start, (M, B, T) each, M micro-batches.
+        batch: tokens, targets and optionally doc_start, (M, B, T) each, M micro-batches.
     """
     with processes.device:
         model = GPT(config.model)
@@ -145,10 +148,10 @@ def step_of(config: TrainConfig, processes: Processes, *batch: Tensor) -> Step:
 def nanogpt_step(
     folder: Path, config: ModelConfig, tokens: Tensor, targets: Tensor, backend: SDPBackend
 ) -> Step:
-    """A step of nanoGPT's model, set up as in its train.py, on a backend of SDPA."""
+    """A step of nanoGPT's model, set up as in its train.py, on one backend of SDPA."""
     file = folder / "model.py"
     if not file.exists():
-        raise FileNotFoundError(f"--nanogpt={folder} holds no model.py: give a checkout of nanoGPT")
+        raise FileNotFoundError(f"--nanogpt={folder} must be a checkout of nanoGPT with model.py")
     module = load_module("nanogpt_model", file)
     shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd")}
     shape |= {"block_size": config.context_length, "vocab_size": 50304}
@@ -160,22 +163,24 @@ def nanogpt_step(
 
 
 def hugging_face_step(config: ModelConfig, tokens: Tensor, attention: str, compiled: bool) -> Step:
-    """A step of transformers' GPT-2 under autocast, on as many rows at a time as memory holds."""
+    """A step of transformers' GPT-2 under autocast, in chunks of rows that fit into memory."""
     import transformers
 
     library: Any = transformers
     shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd")}
     no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    how = {"use_cache": False, "attn_implementation": attention}
-    theirs = library.GPT2Config(n_positions=config.context_length, **shape, **no_dropout, **how)
-    model = library.GPT2LMHeadModel(theirs).cuda()
+    setup = {"use_cache": False, "attn_implementation": attention}
+    gpt2 = library.GPT2Config(
+        n_positions=config.context_length, **shape, **no_dropout, **setup
+    )
+    model = library.GPT2LMHeadModel(gpt2).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
     run = torch.compile(model) if compiled else model
     rows = len(tokens)
 
-    def micro_step(some: Tensor) -> Tensor:
+    def micro_step(chunk: Tensor) -> Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = run(input_ids=some, labels=some).loss * (len(some) / len(tokens))
+            loss = run(input_ids=chunk, labels=chunk).loss * (len(chunk) / len(tokens))
         loss.backward()
         return loss.detach()
 
@@ -184,7 +189,7 @@ def hugging_face_step(config: ModelConfig, tokens: Tensor, attention: str, compi
         while True:
             optimizer.zero_grad(set_to_none=True)
             try:
-                loss = torch.stack([micro_step(some) for some in tokens.split(rows)]).sum()
+                loss = torch.stack([micro_step(chunk) for chunk in tokens.split(rows)]).sum()
                 break
             except torch.OutOfMemoryError:
                 if rows == 1:
@@ -204,7 +209,7 @@ def training_step(
     loss_of: Callable[[Any], Tensor],
     settings: Callable[[], AbstractContextManager[Any]],
 ) -> Step:
-    """Forward, backward, clipping and optimizer of a compiled model, all within `settings`."""
+    """Forward, backward, clipping and optimizer step of a model, all within `settings`."""
 
     def step() -> Tensor:
         with settings():

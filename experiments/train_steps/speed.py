@@ -1,14 +1,15 @@
-"""Speed and memory of a whole training step of GPT-2, by context length, and where its time goes.
+"""Speed, memory and time breakdown of a whole training step of GPT-2, by context length.
 
 python -m experiments.train_steps.speed [--nanogpt FOLDER] [--hugging-face]
 python -m experiments.train_steps.speed --butterfly --out docs/results/train_speed_butterfly.json
 
-Forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16. All contenders run in this
-process on the same tokens: ours as train.py takes a step; with --nanogpt, karpathy/nanoGPT's model
-from a checkout of it, and ours without biases, as that one is; with --hugging-face, transformers'
-at a context of 1,024, where the FlashAttention paper has it in its Table 2; with --butterfly, ours
-alone, dense and under a butterfly. Nothing is printed for a contender whose loss differs from the
-others'. A run that is stopped leaves what it measured in NAME.unfinished.json; --resume goes on.
+A step is forward, backward, clipping and fused AdamW on 32,768 tokens in bfloat16. All contenders
+run in this process on the same tokens. Papilio takes the step of train.py. --nanogpt adds
+karpathy/nanoGPT's model from a checkout, and Papilio without biases, like nanoGPT. --hugging-face
+adds transformers at a context of 1,024, as in Table 2 of the FlashAttention paper. --butterfly
+measures Papilio only, dense and with a butterfly mask. The command fails if a contender's first
+loss differs from the others. An interrupted run leaves its measurements in NAME.unfinished.json;
+--resume continues it.
 """
 
 from argparse import Namespace
@@ -18,23 +19,23 @@ from experiments.harness import Command, Result, measure_rows
 
 
 def check(args: Namespace) -> None:
-    """Refuse peers and sizes under --butterfly."""
+    """Reject peers and sizes together with --butterfly."""
     if args.butterfly and (args.nanogpt or args.hugging_face or args.attentions or args.sizes):
         raise ValueError(
-            "--butterfly measures our GPT-2 small alone: leave out --nanogpt, --hugging-face, "
+            "--butterfly measures Papilio's GPT-2 small only: leave out --nanogpt, --hugging-face, "
             "--attentions and --sizes"
         )
 
 
 command = Command(__name__, on_gpu=True)
 add = command.add
-add("--sizes", nargs="+", choices=["small", "medium"], help="both; under a butterfly small")
-add("--contexts", type=int, nargs="+", default=[1024, 4096, 16384], help="medium: to 4096")
-add("--nanogpt", type=Path, help="folder of a nanoGPT checkout, to compare")
-add("--hugging-face", action="store_true", help="transformers' GPT-2, to compare")
-add("--attentions", action="store_true", help="also ours on portable kernels and on PyTorch's")
-add("--butterfly", action="store_true", help="ours alone, dense and under a butterfly")
-add("--steps", type=int, default=20, help="steps of one of five timings")
+add("--sizes", nargs="+", choices=["small", "medium"], help="default: both; with --butterfly small")
+add("--contexts", type=int, nargs="+", default=[1024, 4096, 16384], help="medium: at most 4096")
+add("--nanogpt", type=Path, help="folder of a nanoGPT checkout to compare with")
+add("--hugging-face", action="store_true", help="compare with transformers' GPT-2")
+add("--attentions", action="store_true", help="also Papilio on portable kernels and on PyTorch's")
+add("--butterfly", action="store_true", help="Papilio only, dense and with a butterfly mask")
+add("--steps", type=int, default=20, help="steps per timing, of five")
 command.read(out="docs/results/train_speed.json", resume=True, check=check)
 
 from collections.abc import Callable, Iterator
@@ -64,13 +65,13 @@ LONGEST = {"small": 2**30, "medium": 4096}  # contexts
 
 
 def measure(make: Callable[[], Step], steps: int) -> dict[str, Any]:
-    """First loss (nats), median seconds of a step and its parts, peak memory (GiB) of a contender.
+    """Measure a contender: first loss (nats), median step time and its parts, peak memory (GiB).
 
-    Memory counts from the second step on, before a step is captured in a CUDA graph: replayed, it
-    seems to take none.
+    Memory is measured from the second step on, before a step is captured in a CUDA graph: a replay
+    appears to allocate nothing.
     """
     reset_compiler_and_memory()
-    # Cached graphs do not know which backend of SDPA they were traced for.
+    # Cached graphs do not record the SDPA backend that they were traced for.
     torch.compiler.config.force_disable_caches = True
     torch.manual_seed(0)
     step = make()
@@ -86,7 +87,7 @@ def measure(make: Callable[[], Step], steps: int) -> dict[str, Any]:
 
 
 def batch_of(context_length: int) -> tuple[Tensor, Tensor]:
-    """Random tokens, and the targets of a step: (B, T) int64 each."""
+    """Random tokens and targets of a step, (B, T) int64 each."""
     batch = TOKENS_A_STEP // context_length
     generator = torch.Generator(device="cuda").manual_seed(0)
     text = torch.randint(50257, (batch, context_length + 1), generator=generator, device="cuda")
@@ -94,7 +95,7 @@ def batch_of(context_length: int) -> tuple[Tensor, Tensor]:
 
 
 def benchmark(size: str, context_length: int, args: Namespace) -> Iterator[list[Row]]:
-    """One row for each contender that the options name."""
+    """Yield a row for each contender that the options select."""
     tokens, targets = batch_of(context_length)
     config = ModelConfig(context_length=context_length, **GPT2_SIZES[size])
     for name, make in contenders(config, tokens, targets, args).items():
@@ -109,20 +110,20 @@ def benchmark(size: str, context_length: int, args: Namespace) -> Iterator[list[
 
 
 def check_loss(rows: list[Row]) -> None:
-    """Print the speed of the last row, if its first loss is that of the first of its size."""
+    """Check the first loss of the last row against the first of its size, and print its speed."""
     last = check_first_loss(rows, "size", lambda row: f"{row['name']} at {row['context_length']}")
     speed = f"{last['tokens_per_s']:10,.0f} tokens/s"
     print(f"{last['size']:6} {last['context_length']:6} {last['name']:32} {speed}", flush=True)
 
 
 def tables(result: Result) -> str:
-    """Speeds, and where the time goes."""
+    """Tables of speeds and of time by part."""
     return f"{speed_table(result)}\n{parts_table(result)}"
 
 
 @command.main
 def main(args: Namespace) -> None:
-    """Measure each size and context in a stage of its own."""
+    """Measure each size and context in its own stage."""
     torch.set_float32_matmul_precision("high")
     sizes = args.sizes or (["small"] if args.butterfly else ["small", "medium"])
     shapes = [(size, n) for size in sizes for n in args.contexts if n <= LONGEST[size]]

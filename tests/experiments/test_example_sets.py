@@ -28,7 +28,7 @@ def test_only_what_is_missing_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(example_sets, "REQUESTS", (request,))
     folder = tmp_path / "data" / request.name
     prepare_sets([str(folder), str(folder)])
-    assert capsys.readouterr().out == f"{folder}: made\n"
+    assert capsys.readouterr().out == f"{folder}: created\n"
     assert (folder / "manifest.json").exists()
     prepare_sets([str(folder)])
     assert capsys.readouterr().out == ""

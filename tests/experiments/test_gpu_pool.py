@@ -133,11 +133,11 @@ def test_groups(monkeypatch):
     assert groups_of_gpus(2) == [["0", "1"], ["2", "3"]]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3,4,6,7")
     assert groups_of_gpus(1) == [["1"], ["3"], ["4"], ["6"], ["7"]]
-    with pytest.raises(ValueError, match=r"--gpus-per-run=8, and there are 5 GPU"):
+    with pytest.raises(ValueError, match=r"--gpus-per-run=8 must be at most 5"):
         groups_of_gpus(8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert groups_of_gpus(1) == [[]]
-    with pytest.raises(ValueError, match=r"--gpus-per-run=2, and there are 0 GPU"):
+    with pytest.raises(ValueError, match=r"--gpus-per-run=2 must be at most 0"):
         groups_of_gpus(2)
 
 

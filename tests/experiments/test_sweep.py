@@ -54,5 +54,5 @@ def test_who_stops_it_is_told_how_to_go_on(tmp_path, monkeypatch, capsys):
     reported = []
     with pytest.raises(SystemExit, match="143"):
         train_and_report([task("a", tmp_path)], reported.append)
-    assert capsys.readouterr().err == "stopped: the same command goes on from here\n"
+    assert capsys.readouterr().err == "stopped; run the same command to resume\n"
     assert reported == []

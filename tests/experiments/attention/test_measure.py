@@ -81,7 +81,7 @@ def test_what_cannot_run_says_why_and_the_others_go_on(measured, monkeypatch, ca
     names = ["standard", "SDPA cuDNN", "flash-attn-4", "SDPA math"]
     status = {row["name"]: row["status"] for row in measured(names)}
     assert status["standard"] == "out of memory"
-    assert status["SDPA cuDNN"] == "not supported: PyTorch has no such kernel"
+    assert status["SDPA cuDNN"] == "not supported: PyTorch has no kernel for this case"
     assert status["flash-attn-4"].startswith("not supported: cannot be imported (")
     assert status["SDPA math"] == "ok"
     assert "out of memory" in capsys.readouterr().out
@@ -203,10 +203,10 @@ def test_the_tutorial_lacks(option):
 def test_a_file_that_is_not_the_tutorial(tmp_path):
     advice = "give Triton's 06-fused-attention.py"
     for path in (tmp_path, tmp_path / "missing.py"):
-        with pytest.raises(FileNotFoundError, match=f"--tutorial={path} is no file: {advice}"):
+        with pytest.raises(FileNotFoundError, match=f"--tutorial={path} is not a file: {advice}"):
             load_tutorial(path)
     (tmp_path / "text.md").write_text("attention = _attn_fwd = None")
-    with pytest.raises(ValueError, match=f"text.md is no Python file: {advice}"):
+    with pytest.raises(ValueError, match=f"text.md is not a Python file: {advice}"):
         load_tutorial(tmp_path / "text.md")
     (tmp_path / "other.py").write_text("attention = None")
     with pytest.raises(ValueError, match=f"other.py has no attention or no _attn_fwd: {advice}"):

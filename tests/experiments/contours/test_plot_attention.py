@@ -141,7 +141,7 @@ def test_what_has_no_picture_is_refused(train, packed: Path):
     for number in (-1, 8):
         with pytest.raises(ValueError, match=r"must be between 0 and 7"):
             trace(packed, number)
-    with pytest.raises(ValueError, match=r"model.pooling=cls, a token that is no pixel"):
+    with pytest.raises(ValueError, match=r"model.pooling=cls, a token that is not a pixel"):
         trace(train("model.pooling=cls"), 0)
     with pytest.raises(
         ValueError, match=r"pattern=butterfly on 640 tokens with data.zeros=padding"

@@ -67,7 +67,7 @@ def test_endpoints_are_where_images_have_markers(data: Path):
     np.testing.assert_array_equal(found.positions + 127.5, lists["markers"])
     np.testing.assert_allclose(np.linalg.norm(found.directions, axis=-1), 1)
     assert found.period == 5 + 2 * 3
-    with pytest.raises(ValueError, match=r"holds images, which do not tell where contours end"):
+    with pytest.raises(ValueError, match=r"has images, which have no contour endpoints"):
         read_endpoints(make_tasks(data / "stored", "pathfinder32") / "pathfinder32", "test")
 
 

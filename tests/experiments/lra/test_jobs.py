@@ -40,7 +40,7 @@ def test_overrides_come_last_but_for_what_names_a_run(tmp_path):
     )  # fmt: skip
     assert (job.config.model.mask.block_size, job.config.optim.lr) == (32, 1e-2)
     for override in ("run.seed=3", "model.attention=sdpa", "data.path=x"):
-        with pytest.raises(ValueError, match=rf"--set {override}: the sweep itself sets .*take --"):
+        with pytest.raises(ValueError, match=rf"--set {override}: the sweep sets .*Use --"):
             jobs_of(tmp_path, override)
 
 
@@ -77,7 +77,7 @@ def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
     assert then.config.run.init_from == str(first.folder)
     assert first.config.model == then.config.model
     assert (first.config.optim.lr, then.config.optim.lr) == (5e-4, 1e-4)
-    with pytest.raises(ValueError, match=r"objective=causal: the sweep itself .*take --recipe"):
+    with pytest.raises(ValueError, match=r"objective=causal: the sweep sets .*Use --recipe"):
         make_runs(["text"], ["dense"], [3], **options, overrides=["objective=causal"])
     same = make_runs(["text"], ["dense"], [3], **options, overrides=["optim.lr=1e-3"])
     assert [job.config.optim.lr for job in same] == [1e-3, 1e-3]

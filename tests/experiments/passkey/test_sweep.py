@@ -63,7 +63,7 @@ def test_runs_are_trained_once_and_all_are_asked(corpus, tmp_path, monkeypatch, 
         sweep.main([*command, "--attentions", "dense", "--documents", "200"])
     printed = capsys.readouterr().out
     assert "text_512: FAILED" in printed and "n_documents" in printed
-    assert "dense_512_seed1: left out, because text_512 failed" in printed
+    assert "dense_512_seed1: skipped, because text_512 failed" in printed
     with pytest.raises(ValueError, match=r"other settings: optim.lr is 0.003 there and 0.1 here"):
         sweep.main([*command, "optim.lr=0.1"])
 
@@ -92,9 +92,9 @@ def test_documents_come_before_what_learns_from_them() -> None:
 
 
 def test_refusals(tmp_path, corpus):
-    with pytest.raises(ValueError, match=r"data.mix for each run, take --data"):
+    with pytest.raises(ValueError, match=r"data.mix for each run. Use --data"):
         sweep.main(["--data", str(corpus), "--set", "data.mix=[]"])
-    with pytest.raises(ValueError, match=r"window_size for each run, take --attentions"):
+    with pytest.raises(ValueError, match=r"window_size for each run. Use --attentions"):
         sweep.main(["--data", str(corpus), "--set", "model.window_size=64"])
     with pytest.raises(ValueError, match="has no run that scripts.passkey evaluated"):
         report.write_report(tmp_path, tmp_path)

@@ -244,7 +244,7 @@ def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
         ("1k", {"gpus_per_run": 0}, "--gpus-per-run=0 must be at least 1"),
         ("1k 1k_then_1k", "optim.max_steps=300", "--set optim.max_steps with 1k_then_1k, whose st"),
         ("4k_from_1k", "optim.max_steps=7", "--set optim.max_steps with 4k_from_1k, whose steps"),
-        ("1k", "run.seed=5", "--set run.seed=5: the sweep .* each run, take --seeds"),
+        ("1k", "run.seed=5", "--set run.seed=5: the sweep .* each run. Use --seeds"),
         ("1k", "optim.nonsense=1", "optim.nonsense"),
     ],
 )
