@@ -49,7 +49,7 @@ def groups_of_gpus(per_group: int) -> list[list[str]]:
 
 
 def run_tasks(
-    tasks: Sequence[Task], groups: Sequence[list[str]], say: Callable[[str], None] = print
+    tasks: Sequence[Task], groups: Sequence[list[str]], notify: Callable[[str], None] = print
 ) -> list[str]:
     """Run all tasks in order, one per group of GPUs at a time.
 
@@ -72,13 +72,13 @@ def run_tasks(
             for task in [t for t in waiting if t.needs & failed]:
                 waiting.remove(task)
                 failed.add(task.name)
-                say(f"{task.name}: skipped, because {', '.join(task.needs & failed)} failed")
+                notify(f"{task.name}: skipped, because {', '.join(task.needs & failed)} failed")
             ready = [t for t in waiting if t.needs <= done]
             while ready and free:
                 task, gpus = ready.pop(0), free.pop(0)
                 waiting.remove(task)
                 device = f"GPU {', '.join(gpus)}" if gpus else "the CPU"
-                say(f"{task.name}: started on {device}, see {task.log}")
+                notify(f"{task.name}: started on {device}, see {task.log}")
                 running[threads.submit(_run, task, gpus, children)] = task, gpus
             if not running:
                 continue
@@ -92,7 +92,7 @@ def run_tasks(
                     crashes.append(problem)
                     problem = f"{type(problem).__name__}: {problem}"
                 (failed if problem else done).add(task.name)
-                say(f"{task.name}: {f'FAILED: {problem}' if problem else 'done'}")
+                notify(f"{task.name}: {f'FAILED: {problem}' if problem else 'done'}")
     if crashes:  # a bug: report it as such, but only after the other runs have finished
         raise crashes[0]
     return [task.name for task in tasks if task.name in failed]

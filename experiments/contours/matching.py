@@ -45,7 +45,7 @@ def describe(endpoints: Endpoints) -> np.ndarray:
 def match(endpoints: Endpoints, log_odds: np.ndarray, tolerance: Tolerance) -> np.ndarray:
     """Pair images of label 1 with images of label 0, nearest first, each image at most once.
 
-    From the ends alone, the two images of a pair cannot be told apart. Two criteria must hold, as
+    The ends alone do not distinguish the two images of a pair. Two criteria must hold, as
     in Rosenbaum and Rubin 1985, "Constructing a control group using multivariate matched sampling
     methods that incorporate the propensity score" (The American Statistician 39): the endpoint
     geometry is nearly equal, and classifiers of that geometry give nearly equal odds. The first

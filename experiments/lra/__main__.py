@@ -1,18 +1,16 @@
-"""Long Range Arena with standard attention and with ours: the FlashAttention paper's Table 3.
+"""Long Range Arena with standard attention and Papilio's: Table 3 of the FlashAttention paper.
 
     python -m experiments.lra --data out/data/lra --jobs-per-gpu 3
     python -m experiments.lra --tasks listops image --seeds 1111 --attentions dense
     python -m experiments.lra --recipe pretrained --tasks text --attentions dense
     python -m experiments.lra --report-only
 
-Trains every task of --tasks with every attention of --attentions and every seed, --jobs-per-gpu at
-a time on each GPU of this machine (train.py, configs/lra/TASK.yaml), and reports
-on all finished runs in --out: accuracy with intervals beside the paper's, and speed-ups where
-speed.py measured them. Stopped, the same command goes on. Retrieval is left out where its
-texts are not prepared; the in-house task of pairs is trained where it is asked for. The images that
-data.phases begin with are made where they are missing. With --recipe rotary the configurations are
-configs/lra/TASK_rotary.yaml; with --recipe pretrained these, too, each twice: first on hidden
-tokens.
+Trains every task of --tasks with every attention and seed, --jobs-per-gpu runs at a time on each
+GPU of this machine (train.py, configs/lra/TASK.yaml). Then reports on all finished runs in --out:
+accuracy with intervals next to the paper's, and the speedups that speed.py measured. To resume, run
+the same command. Retrieval is skipped if its texts are not prepared. The in-house task of pairs is
+trained only if --tasks has it. Missing images for data.phases are generated. --recipe rotary uses
+configs/lra/TASK_rotary.yaml. --recipe pretrained also does, and trains on hidden tokens first.
 """
 
 from collections.abc import Sequence
@@ -29,11 +27,11 @@ command = Command(__name__)
 command.add("--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks")
 command.add(
     "--tasks", nargs="+", choices=TASKS, metavar="TASK", default=BENCHMARK,
-    help=f"of {', '.join(TASKS)} (default: all but the last, which is in-house)",
+    help=f"tasks: {', '.join(TASKS)} (default: all except the last, which is in-house)",
 )  # fmt: skip
 command.add(
     "--attentions", nargs="+", choices=ATTENTIONS, metavar="ATTENTION",
-    default=tuple(ATTENTIONS), help=f"of {', '.join(ATTENTIONS)} (default: all)",
+    default=tuple(ATTENTIONS), help=f"attentions: {', '.join(ATTENTIONS)} (default: all)",
 )  # fmt: skip
 command.add("--recipe", choices=RECIPES, default="paper")
 command.add("--jobs-per-gpu", type=int, default=1, metavar="N")
@@ -53,7 +51,7 @@ from experiments.sweep import Run, refuse_overrides, run_in, train_and_report
 from training.classification.config import ClassifyConfig
 
 PRETRAINING_LR = {"text": ("optim.lr=0.0005",)}
-"""Learning rates on hidden tokens, where they are not those on labels."""
+"""Learning rates on hidden tokens, for tasks where they differ from those on labels."""
 
 SET_HERE = {
     "data.path": "--data",
@@ -62,7 +60,7 @@ SET_HERE = {
     "objective": "--recipe",
     "run.init_from": "--recipe",
 }
-"""Settings that a run's name tells, and the options that decide them."""
+"""Settings that the name of a run determines, and the options that control them."""
 
 
 def make_runs(
@@ -75,15 +73,15 @@ def make_runs(
     recipe: str = "paper",
     overrides: Sequence[str] = (),
 ) -> list[Run[ClassifyConfig]]:
-    """All runs: those of the first seed first, of a seed the most expensive first.
+    """Build all runs, by seed, and then the most expensive first.
 
-    Every task with every attention and seed is a run in `out`, TASK_ATTENTION_seedN or
-    TASK_RECIPE_ATTENTION_seedN; with the recipe pretrained, TASK_masked_ATTENTION_seedN comes
-    before each. `overrides`, key=value, come last in all of them.
+    Each task, attention and seed has a run in `out`: TASK_ATTENTION_seedN or
+    TASK_RECIPE_ATTENTION_seedN. The recipe pretrained adds TASK_masked_ATTENTION_seedN before each.
+    `overrides`, key=value, come last in all of them.
 
     Raises:
-        ValueError: a configuration is impossible, `overrides` sets what the sweep does, or a folder
-            holds a run with other settings.
+        ValueError: a configuration is invalid, `overrides` has a setting that the sweep controls,
+            or a folder has a run with other settings.
     """
     refuse_overrides(overrides, SET_HERE)
     runs = []
@@ -104,10 +102,10 @@ def make_runs(
 
 
 def cost(config: ClassifyConfig) -> float:
-    """About how long a run takes, in an arbitrary unit, to start the longest runs first.
+    """Approximate duration of a run in arbitrary units, used to start the longest runs first.
 
-    A token costs a fixed share and one for every key it sees, several times as much where the
-    scores go through memory.
+    A token has a fixed cost, and a cost per visible key. The latter is several times as high if the
+    scores are written to memory.
     """
     model, optim = config.model, config.optim
     T = model.context_length
@@ -129,7 +127,7 @@ def main(args: Namespace) -> None:
         waiting = [run for run in runs if not is_finished(run.folder)]
         finished = [run.folder.name for run in runs if run not in waiting]
         if finished:
-            print(f"finished before: {', '.join(finished)}")
+            print(f"already finished: {', '.join(finished)}")
         prepare_sets(
             path for run in waiting for phase in run.config.data.phases for path in phase.paths
         )

@@ -1,11 +1,11 @@
-"""The paper's Table 3 beside ours: accuracy on Long Range Arena, in JSON, Markdown and a picture.
+"""Table 3 of the paper and ours: accuracy on Long Range Arena, as JSON, Markdown and a picture.
 
-python -m experiments.lra.report docs/results/lra.json    # Markdown and picture anew
+python -m experiments.lra.report docs/results/lra.json    # rewrite Markdown and picture
 """
 
 from experiments.reports import report_command
 
-command = report_command(__name__)  # before PyTorch is loaded, which takes seconds
+command = report_command(__name__)  # before PyTorch is imported, which takes seconds
 
 import json
 import re
@@ -42,48 +42,48 @@ PAPER = (
     ("FlashAttention (the paper's)", (37.6, 63.9, 81.4, 43.5, 72.7), 59.8, 2.4),
     ("block-sparse FlashAttention (the paper's)", (37.0, 63.0, 81.3, 43.6, 73.3), 59.6, 2.8),
 )
-"""arXiv 2205.14135, Table 3: test accuracy in percent by task, the average that it prints, and how
-many times faster than its Transformer, the geometric mean over the tasks."""
+"""arXiv 2205.14135, Table 3: test accuracy in percent by task, the printed average, and the speedup
+over its Transformer, a geometric mean over the tasks."""
 
 AMOS = (
     ("Transformer, rotary (Amos et al.)", (47.90, 79.08, 82.31, 75.04, 76.64), 72.19, None),
     ("the same, pretrained (Amos et al.)", (61.49, 91.02, 91.57, 86.04, 94.16), 84.86, None),
 )
-"""arXiv 2310.02980, Transformers with rotary positions, from labels alone and after pretraining
-on hidden tokens; the averages are ours, as theirs have Path-X in them."""
+"""arXiv 2310.02980: Transformers with rotary positions, trained on labels only and after
+pretraining on hidden tokens. The averages are computed here, because theirs include Path-X."""
 
 REFERENCES = {"paper": PAPER, "rotary": AMOS, "pretrained": AMOS}
 
 JOBS_PER_GPU = "jobs_per_gpu.json"
-"""File in the folder of a run: how many runs shared its GPU, at most."""
+"""File in the folder of a run: the largest number of runs that shared its GPU."""
 
 SETTINGS = (
     *("steps", "examples", "examples_in_all", "test_examples", "config"),
     *("context_length", "documents", "parameters", "positions", "padding", "changes"),
     *("block_size", "density", "batch_size", "lr"),
 )
-"""What all seeds of a task with an attention share, of the entries that `describe_run` gives."""
+"""Entries of `describe_run` that all seeds of a task with an attention share."""
 
 
 def write_report(
     out: Path, recipe: str, data: Path, results: Path, others: Sequence[Path] = ()
 ) -> None:
-    """Report on all finished runs of a recipe in `out`: lra.json or lra_RECIPE.json in `results`.
+    """Write lra.json or lra_RECIPE.json into `results`, on all finished runs of a recipe in `out`.
 
-    The speeds and the yardsticks of Pathfinder come from `results`, too, where they were measured;
-    other yardsticks are of the prepared tasks in `data`. Runs of the reports `others` are told of
-    where `out` has none of their name.
+    The speeds and the baselines of Pathfinder are also read from `results`, if they were measured.
+    Other baselines use the prepared tasks in `data`. Runs of the reports `others` are added if
+    `out` has no run of their name.
 
     Raises:
-        ValueError: nothing is finished, runs of one name differ in more than their seed, the run
-            that one started with is gone, or a report is of another recipe.
+        ValueError: no run is finished, runs of one name differ in more than their seed, the run
+            that another one started from is missing, or a report has another recipe.
     """
     runs = with_others(finished_runs(out, recipe), others, recipe)
     if not runs:
-        raise ValueError(f"{out} holds no finished run of the recipe {recipe} to report on")
+        raise ValueError(f"{out} has no finished run of the recipe {recipe} to report on")
     result = {
         "recipe": recipe,
-        "unit": "percent",  # of all accuracies here
+        "unit": "percent",  # unit of all accuracies
         "references": [
             {
                 "model": model,
@@ -98,7 +98,7 @@ def write_report(
             "listops": listops_yardsticks(data / TASKS["listops"].folder),
             "pathfinder": pathfinder_yardsticks(results / "pathfinder_yardsticks.json"),
         },
-        # the times are of the paper's recipe
+        # times were measured with the paper's recipe only
         "speed": read_speed(results / "lra_speed.json") if recipe == "paper" else None,
         "runs": runs,
     }
@@ -108,26 +108,26 @@ def write_report(
 
 
 def redraw(path: Path) -> None:
-    """Write the Markdown and the picture anew beside the JSON, and print the tables."""
+    """Rewrite the Markdown and the picture next to the JSON, and print the tables."""
     result = read_result(path, "recipe", "references", "rows", "runs", "yardsticks", "speed")
     publish(path, markdown(result), draw(result))
 
 
 def finished_runs(out: Path, recipe: str) -> list[Row]:
-    """All finished runs of a recipe in a folder, in the order of tasks, attentions and seeds.
+    """Find all finished runs of a recipe in a folder, in the order of tasks, attentions and seeds.
 
     Raises:
-        ValueError: two runs that differ in their seed by name differ in more.
+        ValueError: two seeds of a run differ in other settings.
     """
     name = re.compile(rf"({'|'.join(TASKS)}){suffix_of(recipe)}_({'|'.join(ATTENTIONS)})_seed\d+")
     first: dict[tuple[str, str], ClassifyConfig] = {}
     runs = []
     for folder in sorted(finished_folders(out)):
-        if found := name.fullmatch(folder.name):
-            task, attention = found.groups()
+        if match := name.fullmatch(folder.name):
+            task, attention = match.groups()
             config = read_run_config(folder)
-            of_first = first.setdefault((task, attention), config)
-            check_settings(folder, config, of_first, may_differ=(*HOW, "run.seed"))
+            first_config = first.setdefault((task, attention), config)
+            check_settings(folder, config, first_config, may_differ=(*HOW, "run.seed"))
             about = describe_run(folder, config)
             path = str(config_path(task, recipe))
             runs.append({"task": task, "attention": attention, **about, "config": path})
@@ -135,27 +135,27 @@ def finished_runs(out: Path, recipe: str) -> list[Row]:
 
 
 def with_others(runs: Sequence[Row], reports: Sequence[Path], recipe: str) -> list[Row]:
-    """Runs and those of other reports that are not among them, in the order of `finished_runs`.
+    """Merge runs with those of other reports, in the order of `finished_runs`.
 
     Raises:
-        ValueError: a report is of another recipe, or seeds differ in SETTINGS.
+        ValueError: a report has another recipe, or seeds differ in SETTINGS.
     """
     for path in reports:
-        found = read_result(path, "recipe")["recipe"]
-        if found != recipe:
-            raise ValueError(f"--add {path}: it is of the recipe {found}, and this one of {recipe}")
-    every = add_runs(runs, reports, _order)
+        other = read_result(path, "recipe")["recipe"]
+        if other != recipe:
+            raise ValueError(f"--add={path} has recipe={other}, which must be {recipe}")
+    all_runs = add_runs(runs, reports, _order)
     first: dict[tuple[str, str], Row] = {}
-    for run in every:
-        of_first = first.setdefault((run["task"], run["attention"]), run)
+    for run in all_runs:
+        first_run = first.setdefault((run["task"], run["attention"]), run)
         for name in SETTINGS:
-            if run[name] != of_first[name]:
+            if run[name] != first_run[name]:
                 raise ValueError(
-                    f"--add: of {run['task']} with {run['attention']} attention, seed "
-                    f"{run['seed']} has {name}={run[name]}, and seed {of_first['seed']} "
-                    f"{of_first[name]}: train both alike, or leave the report with one of them out"
+                    f"--add: {run['task']} with {run['attention']} attention: seed {run['seed']} "
+                    f"has {name}={run[name]}, but seed {first_run['seed']} has {first_run[name]}. "
+                    "Train both with the same settings, or leave one report out"
                 )
-    return every
+    return all_runs
 
 
 def _order(run: Row) -> tuple[int, int, int]:
@@ -163,15 +163,15 @@ def _order(run: Row) -> tuple[int, int, int]:
 
 
 def describe_run(folder: Path, config: ClassifyConfig) -> Row:
-    """Settings, cost and accuracy of a run; the run that it started with counts for the cost."""
+    """Settings, accuracy and cost of a run, including the cost of the run that it started from."""
     last, model = read_metrics(folder)[-1], config.model
     ends, before = [last], None
     if config.run.init_from is not None:
         origin = folder.parent / Path(config.run.init_from).name
         if not is_finished(origin):
             raise ValueError(
-                f"{folder} started with the weights of {origin}, which holds no finished run: what "
-                "it took belongs in the report, so put it back"
+                f"{folder} started from the weights of {origin}, which has no finished run. "
+                "Restore that run, because the report needs its cost"
             )
         ends, before = [last, read_metrics(origin)[-1]], read_run_config(origin)
     return {
@@ -189,24 +189,24 @@ def describe_run(folder: Path, config: ClassifyConfig) -> Row:
 
 
 def jobs_per_gpu(folder: Path) -> int | None:
-    """How many runs shared the GPU of a run, at most; None where it was not noted."""
+    """Largest number of runs that shared the GPU of a run; None if not recorded."""
     path = folder / JOBS_PER_GPU
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def note_sharing(folder: Path, most: int) -> None:
-    """Note in the folder of a run that `most` runs share its GPU, or more, as noted before."""
+    """Record in a run's folder that up to `most` runs share its GPU; never lower the number."""
     folder.mkdir(parents=True, exist_ok=True)
     most = max(most, jobs_per_gpu(folder) or 1)
     write_atomically(folder / JOBS_PER_GPU, f"{most}\n".encode())
 
 
 def summarize(runs: Sequence[Row]) -> list[Row]:
-    """For each task and attention the mean over seeds, and 95% intervals.
+    """Mean over seeds for each task and attention, with 95% intervals.
 
-    `test_interval` is Wilson's, of the mean at the size of the test split: how far other examples
-    might move it. `seed_interval` is Student's t over the seeds, None for one seed. `interval` adds
-    both half-widths as independent errors, on each side. `runs` are those of `with_others`.
+    `test_interval` is Wilson's interval of the mean at the size of the test split, the uncertainty
+    over test examples. `seed_interval` is Student's t over the seeds, None for one seed. `interval`
+    combines both half-widths as independent errors. `runs` are those of `with_others`.
     """
     rows = []
     for (task, attention), group in groupby(runs, lambda run: (run["task"], run["attention"])):
@@ -237,7 +237,7 @@ def summarize(runs: Sequence[Row]) -> list[Row]:
 
 
 def listops_yardsticks(folder: Path) -> dict[str, float] | None:
-    """What readers of parts of a formula score on its test split, percent; None without data."""
+    """Test accuracy of baselines that read parts of a formula, percent; None without data."""
     if not (folder / MANIFEST).exists():
         return None
     train, test = (open_split(folder, split) for split in ("train", "test"))
@@ -246,13 +246,13 @@ def listops_yardsticks(folder: Path) -> dict[str, float] | None:
 
 
 def pathfinder_yardsticks(path: Path) -> dict[str, float] | None:
-    """What classifiers of the markers score at 32 x 32, percent; None where not measured."""
+    """Test accuracy of baselines that see the markers at 32 x 32, percent; None if not measured."""
     shares = read_result(path, "accuracies")["accuracies"].get("32") if path.exists() else None
     return shares and {name: 100 * share for name, share in shares.items()}
 
 
 def read_speed(path: Path) -> dict[str, Any] | None:
-    """What `experiments.lra.speed` measured; None where it did not."""
+    """Read the result of `experiments.lra.speed`; None if there is none."""
     if not path.exists():
         return None
     speed = read_result(path, "rows", "geometric_means")

@@ -1,16 +1,15 @@
-"""How much faster Long Range Arena trains: the speed-up of the FlashAttention paper's Table 3.
+"""Training speedup on Long Range Arena: Table 3 of the FlashAttention paper.
 
     python -m experiments.lra.speed --data out/data/lra --out docs/results/lra_speed.json
 
-For each task, with its data and its configuration, times whole training steps with standard
-attention, ours, and ours under a butterfly: batch, forward and backward pass, clipping, optimizer,
-as train.py does them. All three run in this process and take turns; once as CUDA graphs, as they
-are trained, and once launched kernel by kernel. Nothing is reported of attention that gives other
-logits than standard attention does.
+Times whole training steps of each task, with its data and configuration: batch, forward and
+backward pass, clipping, optimizer, as in train.py. Attention is standard, Papilio's dense, or its
+butterfly. All three alternate in this process, once with CUDA graphs, as in training, and once
+without. The command fails if an attention's logits differ from those of standard attention.
 
-Where Retrieval's texts are missing, its steps are timed on the in-house pairs, which are as many
-and as long in memory, but have more padding. A run that is stopped leaves what it measured in
-NAME.unfinished.json; --resume goes on.
+If Retrieval's texts are missing, its steps are timed on the in-house pairs. These have the same
+number and length of sequences, but more padding. An interrupted run leaves its measurements in
+NAME.unfinished.json; --resume continues it.
 """
 
 from pathlib import Path
@@ -22,9 +21,9 @@ command = Command(__name__, on_gpu=True)
 add = command.add
 add("--data", type=Path, default=Path("out/data/lra"))
 add("--tasks", nargs="+", choices=TASKS, default=BENCHMARK, metavar="TASK")
-add("--steps", type=int, default=100, help="steps of one timing")
+add("--steps", type=int, default=100, help="steps per timing")
 add("--repeats", type=int, default=5, help="timings of each attention")
-add("--set", nargs="+", default=[], metavar="key=value", help="as for train.py")
+add("--set", nargs="+", default=[], metavar="key=value", help="as in train.py")
 command.read(out="docs/results/lra_speed.json", resume=True)
 
 import statistics
@@ -54,12 +53,12 @@ from training.step import GraphedStep, train_step
 
 BASE, EXACT = "standard", "dense"
 TOLERANCE = 0.05
-"""Most that a logit of exact attention may differ in the first batch: bfloat16 has 8 bits."""
-WARM_UP = 5  # steps: the first compiles, and the fifth of a captured one replays
+"""Largest difference of a logit of exact attention in the first batch: bfloat16 has 8 bits."""
+WARM_UP = 5  # steps: the first compiles, and the fifth replays a captured graph
 
 
 class Contender:
-    """A model with one kind of attention, and its training steps."""
+    """A model with one attention, and its training steps."""
 
     def __init__(self, config: ClassifyConfig, curriculum: Curriculum, device: torch.device):
         self._config, self._curriculum, self._device = config, curriculum, device
@@ -80,13 +79,13 @@ class Contender:
         self.batch_size, self._next = self._lesson.batch_size, self._lesson.first_step
 
     def prepare(self, *, captured: bool) -> None:
-        """Steps are CUDA graphs from now on, or not; takes some, of which the first compiles."""
+        """Turn CUDA graphs on or off, and take warm-up steps, of which the first compiles."""
         self._take = GraphedStep(self._step, self._optimizer, self._device, capture=captured)
         for _ in range(WARM_UP):
             self.step()
 
     def step(self) -> None:
-        """Train for one step, once `prepare` was called."""
+        """Take one training step; call `prepare` first."""
         set_learning_rate(self._optimizer, learning_rate(self._next, self._config.optim))
         numbers, changes = self._curriculum.draw(self._next)
         self._take(numbers[None], changes[None])
@@ -94,55 +93,59 @@ class Contender:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Of the first batch, without dropout; (examples, n_classes) float32."""
+        """Logits of the first batch without dropout, (examples, n_classes) float32."""
         numbers, changes = self._curriculum.draw(self._lesson.first_step)
         batch = self._lesson.batch(numbers.to(self._device), changes.to(self._device))
         self.model.eval()
         with self._autocast():
-            found = self.model(batch.tokens, batch.lengths, batch.places).float()
+            logits = self.model(batch.tokens, batch.lengths, batch.places).float()
         self.model.train()
-        return found
+        return logits
 
 
 def timed_tasks(
     tasks: Sequence[str], data: Path, overrides: Sequence[str]
 ) -> dict[str, dict[str, ClassifyConfig]]:
-    """Configurations by task and attention, of what is prepared; prints what is left out.
+    """Configurations by task and attention, for prepared tasks; prints skipped tasks.
 
     Raises:
-        FileNotFoundError: a task is not prepared, and no other can stand in.
+        FileNotFoundError: a task is not prepared, and no other task can replace it.
     """
     retrieval, pairs = (
         (data / TASKS[name].folder / MANIFEST).exists() for name in ("retrieval", "pairs")
     )
     source = {task: task for task in tasks}
     if "retrieval" in source and pairs and not retrieval:
-        source["retrieval"] = "pairs"  # whose configuration is the same
-    there = trainable_tasks([*source.values()], data)
+        source["retrieval"] = "pairs"  # it has the same configuration
+    trainable = trainable_tasks([*source.values()], data)
 
     def configure(task: str, attention: str) -> ClassifyConfig:
         return read_config(ClassifyConfig, arguments_of(task, attention, data, overrides=overrides))
 
-    return {t: {a: configure(of, a) for a in ATTENTIONS} for t, of in source.items() if of in there}
+    return {
+        task: {attention: configure(used, attention) for attention in ATTENTIONS}
+        for task, used in source.items()
+        if used in trainable
+    }
 
 
 def measure(
     task: str, configs: dict[str, ClassifyConfig], device: torch.device, *, steps: int, repeats: int
 ) -> Iterator[list[Row]]:
-    """The rows of a task: each attention of `configs`, as CUDA graphs and without.
+    """Yield the rows of a task: each attention of `configs`, with and without CUDA graphs.
 
     Raises:
-        ValueError: our exact attention gives other logits than standard attention, or standard
-            attention would not be timed.
+        ValueError: the logits of Papilio's exact attention differ from those of standard attention,
+            or torch.compile would replace standard attention.
     """
-    # recompilations are counted by code, which all models share; contenders are in cycles, so that
-    # those of the last task would keep the memory of their graphs
+    # Reset, because PyTorch counts recompilations per code object, which all models share, and
+    # because contenders are in reference cycles, which keep the memory of the last task's graphs.
     reset_compiler_and_memory()
     config, on_gpu = configs[BASE], device.type == "cuda"
     if config.run.compile and config.run.dtype == "float32":
         raise ValueError(
-            "run.dtype=float32: torch.compile then recognizes standard attention and runs "
-            "PyTorch's fused one in its place; take --set run.dtype=bfloat16"
+            "run.dtype=float32 must be bfloat16: in float32, torch.compile replaces standard "
+            "attention by PyTorch's fused one. Try --set run.dtype=bfloat16"
         )
     curriculum = Curriculum(
         config.data, config.model.context_length, config.optim.batch_size,
@@ -160,7 +163,7 @@ def measure(
                 contender.step()
             peaks[attention] = torch.cuda.max_memory_allocated() - before if on_gpu else 0
         difference = logit_difference(logits, task)
-        # the share of the places in a batch that hold no padding, over many examples
+        # share of non-padding tokens in a batch, over many examples
         numbers = torch.arange(min(len(curriculum.task), 1024), device=device)
         batch = curriculum.task.batch(numbers, torch.zeros_like(numbers))
         n_tokens = batch.tokens.shape[1]
@@ -196,23 +199,23 @@ def measure(
 
 
 def logit_difference(logits: dict[str, Tensor], task: str) -> float:
-    """The largest difference of a logit between our exact attention and standard attention.
+    """Largest difference of a logit between Papilio's exact attention and standard attention.
 
     Raises:
-        ValueError: further than TOLERANCE.
+        ValueError: it exceeds TOLERANCE.
     """
-    found = (logits[EXACT] - logits[BASE]).abs().max().item()
-    if not found <= TOLERANCE:  # also where it is NaN
+    difference = (logits[EXACT] - logits[BASE]).abs().max().item()
+    if not difference <= TOLERANCE:  # also where it is NaN
         raise ValueError(
-            f"{task}: logits of our dense attention differ from standard attention's by up to "
-            f"{found:.3g} (allowed {TOLERANCE}): no speed is reported. Run the tests of kernels/ "
-            "on this device"
+            f"{task}: logits of Papilio's dense attention differ from standard attention's by up "
+            f"to {difference:.3g} (allowed {TOLERANCE}): no speed is reported. Run the tests of "
+            "kernels/ on this device"
         )
-    return found
+    return difference
 
 
 def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
-    """Add `speedup` over standard attention to the rows, and the means over tasks to `means`.
+    """Add the `speedup` over standard attention to the rows, and its means over tasks to `means`.
 
     The paper counts "the speedup as the geometric mean of the wall-clock speedup of each task"
     (appendix E.3).
@@ -224,21 +227,23 @@ def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
     for mode, captured in (("captured", True), ("plain", False)):
         counted = [r for r in rows if r["captured"] == captured and r["task"] in BENCHMARK]
         if counted:
-            of = {a: [r["speedup"] for r in counted if r["attention"] == a] for a in ATTENTIONS}
+            speedups = {
+                a: [r["speedup"] for r in counted if r["attention"] == a] for a in ATTENTIONS
+            }
             means[mode] = {
                 "tasks": list(dict.fromkeys(r["task"] for r in counted)),
-                "speedup": {a: statistics.geometric_mean(x) for a, x in of.items()},
+                "speedup": {a: statistics.geometric_mean(x) for a, x in speedups.items()},
             }
 
 
 @command.main
 def main(args: Namespace) -> None:
-    """Measure each task in a stage of its own."""
+    """Measure each task in its own stage."""
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda", torch.cuda.current_device())
-    how = {"steps": args.steps, "repeats": args.repeats}
+    timing = {"steps": args.steps, "repeats": args.repeats}
     tasks = timed_tasks(args.tasks, args.data, args.set)
-    stages = [partial(measure, *task, device, **how) for task in tasks.items()]
+    stages = [partial(measure, *task, device, **timing) for task in tasks.items()]
     means: dict[str, Any] = {}  # filled by add_speedups, and written with the rows
     relate = partial(add_speedups, means=means)
-    measure_rows(args, stages, speed_table, relate, **how, geometric_means=means)
+    measure_rows(args, stages, speed_table, relate, **timing, geometric_means=means)

@@ -1,11 +1,11 @@
-"""Which attention finds a pass key in a long text: dense, a window, a butterfly; 1K, 4K, 16K.
+"""Pass-key retrieval from long texts by dense, window and butterfly attention, 1K to 16K tokens.
 
     python -m experiments.passkey --data out/data/books
 
-Trains configs/passkey_4k.yaml at each context with each attention, on the same tokens in all, one
-run a GPU, asks each for keys in prompts of its context and of shares of it (scripts.passkey), and
-reports on all runs in --out. A window has an eighth of the context; the documents with keys are up
-to two contexts long. Stopped, the same command goes on.
+Trains configs/passkey_4k.yaml at each context with each attention, on the same number of tokens,
+one run per GPU. Then scripts.passkey asks each run for keys in prompts of its context and of
+fractions of it, and a report on all runs in --out is written. A window has an eighth of the
+context. The documents with keys are up to two contexts long. To resume, run the same command.
 """
 
 from pathlib import Path
@@ -22,7 +22,12 @@ command = Command(__name__)
 command.add("--data", type=Path, required=True, help="token shards to train on")
 command.add("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="TOKENS")
 command.add("--attentions", nargs="+", choices=ATTENTIONS, default=ATTENTIONS)
-command.add("--documents", type=int, default=60_000, help="with keys (default: %(default)s)")
+command.add(
+    "--documents",
+    type=int,
+    default=60_000,
+    help="documents with keys (default: %(default)s)",
+)
 add_options(command.add, Path("out/passkey"), SEEDS)
 command.read()
 
@@ -39,7 +44,7 @@ from training.language.config import TrainConfig
 
 CONFIG = "configs/passkey_4k.yaml"
 QUESTIONS: tuple[str, ...] = ()
-"""Options of scripts.passkey."""
+"""Additional options of scripts.passkey."""
 SET_HERE = {
     "data.path": "--data",
     "data.mix": "--data",
@@ -50,33 +55,34 @@ SET_HERE = {
 
 
 def text_folder(out: Path, context: int) -> Path:
-    """Token shards of documents with keys for a context."""
+    """Folder of the token shards with keys for a context."""
     return out / f"text_{context}"
 
 
 def prepare_text(args: Namespace, context: int) -> Task:
-    """Prepare documents of up to two contexts, as training cuts texts anywhere, if missing."""
+    """Task that prepares missing documents: up to two contexts long, as training cuts anywhere."""
     folder = text_folder(args.out, context)
     numbers = ("--longest", str(2 * context), "--documents", str(args.documents))
-    words = ("scripts.prepare_passkey", str(args.data), "--out", str(folder), *numbers)
-    return task_of(folder, lambda _: [python_command(1, "-m", *words)])
+    arguments = ("scripts.prepare_passkey", str(args.data), "--out", str(folder), *numbers)
+    return task_of(folder, lambda _: [python_command(1, "-m", *arguments)])
 
 
 def make_runs(args: Namespace) -> list[Run[TrainConfig]]:
-    """The runs of all contexts, attentions and seeds, in OUT/ATTENTION_CONTEXT_seedN.
+    """Build the runs of all contexts, attentions and seeds, in OUT/ATTENTION_CONTEXT_seedN.
 
     Raises:
-        ValueError: --set sets what is set here, or a folder holds a run with other settings.
+        ValueError: --set has a setting that the sweep controls, or a folder has a run with other
+            settings.
     """
     refuse_overrides(args.set, SET_HERE)
     runs = []
     for seed, context, attention in product(args.seeds, args.contexts, args.attentions):
         text, length = text_folder(args.out, context), f"model.context_length={context}"
         small = read_config(TrainConfig, [CONFIG, length, "optim.micro_batch_size=1", *args.set])
-        at_once = small.optim.batch_tokens // context  # as one micro-batch
+        batch_size = small.optim.batch_tokens // context  # a step is one micro-batch
         settings = (
             *(CONFIG, f"data.path={args.data}", f"data.mix=[{{path: {text}}}]", length),
-            *(f"optim.micro_batch_size={at_once}", *settings_of(attention, context), *args.set),
+            *(f"optim.micro_batch_size={batch_size}", *settings_of(attention, context), *args.set),
         )
         name = f"{attention}_{context}"
         folder = args.out / f"{name}_seed{seed}"

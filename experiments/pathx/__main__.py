@@ -1,13 +1,13 @@
-"""Path-X and Path-256, stage by stage: the FlashAttention paper's Table 6.
+"""Path-X and Path-256, trained in stages: Table 6 of the FlashAttention paper.
 
     python -m experiments.pathx --stages path64 pathx          # 10 minutes on one GPU
     python -m experiments.pathx --gpus-per-run 8               # all stages
     python -m experiments.pathx --report-only
 
-Makes the images that the stages need, trains them one after the other (configs/pathx/STAGE.yaml,
-each from the best weights of the one before), every seed on GPUs of its own, and reports on all
-finished runs in --out: accuracy with intervals beside the paper's, and what can be had without
-following a contour. Stopped, the same command goes on.
+Generates the images of the stages and trains the stages in order (configs/pathx/STAGE.yaml), each
+from the best weights of the previous one, every seed on its own GPUs. Then reports on all finished
+runs in --out: accuracy with intervals next to the paper's, and baselines that do not follow a
+contour. To resume, run the same command.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ SEEDS = (1111,)
 command = Command(__name__)
 command.add(
     "--stages", nargs="+", choices=tuple(STAGES), metavar="STAGE", default=tuple(STAGES),
-    help=f"of {', '.join(STAGES)} (default: all)",
+    help=f"stages: {', '.join(STAGES)} (default: all)",
 )  # fmt: skip
 command.add("--gpus-per-run", type=int, default=1, metavar="N")
 add_options(command.add, Path("out/pathx"), SEEDS)
@@ -45,11 +45,12 @@ CONFIGS = Path("configs/pathx")
 def make_runs(
     stages: Sequence[str], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()
 ) -> list[Run[ClassifyConfig]]:
-    """The runs of some of STAGES with each seed, OUT/STAGE_seedN, earlier stages first.
+    """Build the runs of some STAGES with each seed, OUT/STAGE_seedN, earlier stages first.
 
     Raises:
-        ValueError: a stage begins with one that is neither named nor finished, `overrides`,
-            key=value, set what is set here, or a folder holds a run with other settings.
+        ValueError: the previous stage of a stage is neither selected nor finished, `overrides`
+            (key=value) has a setting that the sweep controls, or a folder has a run with other
+            settings.
     """
     refuse_overrides(overrides, {"run.init_from": "--out"})
     runs = []
@@ -61,7 +62,7 @@ def make_runs(
         for before in run.needs:
             if name not in stages and not is_finished(before):
                 raise ValueError(
-                    f"{stage} begins with the weights of {name}, and {before} is not finished: add "
+                    f"{stage} starts from the weights of {name}, but {before} is not finished. Add "
                     f"{name} to --stages"
                 )
         runs.append(run)

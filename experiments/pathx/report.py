@@ -105,7 +105,9 @@ def describe_run(folder: Path) -> Row:
 def accuracy_table(result: Result) -> str:
     """Accuracy of each stage and seed, with the paper's accuracy."""
     paper: dict[str, Row] = {row["model"]: row for row in result["paper"]}
-    published = {name: paper[x.beside[0]][x.beside[1]] for name, x in STAGES.items() if x.beside}
+    published = {
+        name: paper[x.reference[0]][x.reference[1]] for name, x in STAGES.items() if x.reference
+    }
     return table(
         {
             "model": STAGES[run["stage"]].title,
@@ -172,7 +174,7 @@ def draw(result: Result, yardsticks: Result | None = None) -> Figure:
     """
     stages: dict[str, list[Row]] = {}
     for run in result["runs"]:
-        if STAGES[run["stage"]].beside:
+        if STAGES[run["stage"]].reference:
             stages.setdefault(run["stage"], []).append(run)
     paper: dict[str, Row] = {row["model"]: row for row in result["paper"]}
     figure = Figure(figsize=(8.5, 1 + 0.85 * len(stages)), layout="constrained")
@@ -187,7 +189,7 @@ def draw(result: Result, yardsticks: Result | None = None) -> Figure:
             axes.errorbar([accuracy], [y], color="black", lw=1, **ends)
             text = f"{accuracy:.1f}, seed {run['seed']}"
             axes.text(LABELS, y, text, va="center", fontsize=9)
-        model, images = STAGES[name].beside or ("", "")
+        model, images = STAGES[name].reference or ("", "")
         theirs = paper[model][images]
         axes.plot([theirs] * 2, [line - 0.4, line + 0.4], color=style.PAPER, lw=2.5)
         words = {"ha": "center", "va": "bottom", "fontsize": 9}

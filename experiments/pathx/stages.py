@@ -12,7 +12,7 @@ class Stage(NamedTuple):
     """Title in tables. packed: black pixels are padding, and removed."""
     before: str | None = None
     """Stage whose best weights initialize this one."""
-    beside: tuple[str, str] | None = None
+    reference: tuple[str, str] | None = None
     """Model and column of the paper that this stage is compared with."""
 
 

@@ -1,4 +1,4 @@
-"""Try what docs/reliability.md promises, as often as its table says: twenty minutes on two cores.
+"""Test the promises of docs/reliability.md with random faults: twenty minutes on two cores.
 
 python -m experiments.reliability [--share 0.1] [--out docs/results/reliability.json]
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.harness import Command, measure_rows
 
 command = Command(__name__)
-command.add("--share", type=float, default=1.0, help="of the number of tries")
+command.add("--share", type=float, default=1.0, help="share of the full number of tries")
 command.read(out="docs/results/reliability.json")
 
 import tempfile
@@ -33,7 +33,7 @@ from experiments.reliability.world import World
 
 
 def parts(share: float = 1.0) -> dict[str, Callable[[World], Row]]:
-    """Tries by name, a share of their full number."""
+    """Fault tests by name, with a share of the full number of tries."""
 
     def times(n: int) -> int:
         return max(1, round(share * n))

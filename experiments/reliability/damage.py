@@ -1,4 +1,4 @@
-"""Flipped bits and cut files: of a checkpoint, and of the data."""
+"""Flipped bits and truncated files, in a checkpoint and in the data."""
 
 import random
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from experiments.reliability.world import (
 )
 
 Damage = Callable[[Path, random.Random], int]
-"""Damages a file; returns where."""
+"""Damage a file and return the position."""
 
 
 def _flip(path: Path, generator: random.Random) -> int:
@@ -34,9 +34,9 @@ def _cut(path: Path, generator: random.Random) -> int:
     return at
 
 
-def _damaged(world: World, what: str, n: int, damage: Damage) -> Row:
-    """Resume from what was damaged: silent is what nobody notices and changes a loss."""
-    generator, tally = random.Random(what), Tally(what)
+def _damaged(world: World, fault: str, n: int, damage: Damage) -> Row:
+    """Resume from damaged files: a failure is silent if it changes a loss without an error."""
+    generator, tally = random.Random(fault), Tally(fault)
 
     def copies() -> tuple[Path, Path]:
         return world.copy("gpt", "tried"), world.copy("text", "tried_text")
@@ -53,17 +53,17 @@ def _damaged(world: World, what: str, n: int, damage: Damage) -> Row:
         newest = max((run / "checkpoints").iterdir())
         files = [*sorted(newest.iterdir()), *sorted(data.glob("[!.]*"))]
         path = generator.choice([path for path in files if path.stat().st_size])
-        where = f"{path.name} at {damage(path, generator)}"
-        ended, said, _ = resume(run, data)
-        tally.compare(ended, where, said, run, expected, path.name)
+        place = f"{path.name} at {damage(path, generator)}"
+        ended, error, _ = resume(run, data)
+        tally.compare(ended, place, error, run, expected, path.name)
     return tally.row(changes_nothing=tally.tries - tally.refused)
 
 
 def flips(world: World, n: int) -> Row:
-    """Flip bits."""
+    """Flip a random bit of a file, n times."""
     return _damaged(world, "flipped bits", n, _flip)
 
 
 def cuts(world: World, n: int) -> Row:
-    """Cut files short."""
+    """Truncate a file at a random byte, n times."""
     return _damaged(world, "cut files", n, _cut)

@@ -1,4 +1,4 @@
-"""Images of few dots or many, and a configuration of a classifier that learns them in seconds."""
+"""Images with few or many dots, and a configuration of a classifier that trains in seconds."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ CPU = ["run.device=cpu", "run.compile=false", "run.dtype=float32"]
 
 
 def make_dots(folder: Path, *, seed: int = 0, most: int = 20, grey: int | None = None) -> Path:
-    """Images of dots, of one grey level or all; the label is whether there are many."""
+    """Create images of dots, in one grey level or all; the label is 1 for many dots."""
     generator = np.random.default_rng(seed)
     manifest = Manifest(
         task=folder.name, kind="images", vocab_size=256, n_classes=2, max_length=SIZE * SIZE,
@@ -24,17 +24,17 @@ def make_dots(folder: Path, *, seed: int = 0, most: int = 20, grey: int | None =
             labels = generator.integers(0, 2, n)
             images = np.zeros((n, SIZE * SIZE), np.uint8)
             for image, label in zip(images, labels, strict=True):
-                places = generator.choice(SIZE * SIZE, most if label else 8, replace=False)
-                image[places] = grey or generator.integers(1, 256, len(places))
+                pixels = generator.choice(SIZE * SIZE, most if label else 8, replace=False)
+                image[pixels] = grey or generator.integers(1, 256, len(pixels))
             writer.write_images(split, [(images.reshape(n, SIZE, SIZE), labels)])
         writer.finish()
     return folder
 
 
 def make_config(folder: Path) -> Path:
-    """A configuration with a curriculum of two phases, on images without their zeros.
+    """Write a configuration with a two-phase curriculum on images without their zeros.
 
-    The task is folder/dots, the run folder/run.
+    The task is folder/dots, and the run folder/run.
     """
     one, other = make_dots(folder / "dots"), make_dots(folder / "others", seed=1)
     path = folder / "dots.yaml"

@@ -1,4 +1,4 @@
-"""Faults around a run while it trains: in its folder, its data and its own weights."""
+"""Faults during a run: in its folder, its data and its weights."""
 
 import json
 import os
@@ -34,7 +34,7 @@ from training.metrics import METRICS, Record, read_metrics
 
 
 def _train_until(argv: list[str], log: Path, at: int, fault: Callable[[], object]) -> None:
-    """Train, and do something after the record of step `at`, a step of training."""
+    """Train, and cause a fault after the record of training step `at`."""
     log.write_text("")
     print_to(log, log)
     record = train.Trainer.record
@@ -50,23 +50,23 @@ def _train_until(argv: list[str], log: Path, at: int, fault: Callable[[], object
 
 
 def disturb(world: World, argv: list[str], at: int, fault: Callable[[], object]) -> tuple[str, str]:
-    """How a run in a process of its own ends after a fault, and the last that it said."""
+    """Outcome of a run in a separate process after a fault, and its last line of output."""
     log = world.folder / "log"
     process = start_process(_train_until, argv, log, at, fault)
     process.join(PATIENCE)
     if process.is_alive():
         process.kill()
         process.join()
-        return HANG, "still trains"
-    said = next(reversed(log.read_text().splitlines()), "")
+        return HANG, "still training"
+    last_line = next(reversed(log.read_text().splitlines()), "")
     if process.exitcode == 0:
-        return FINE, said
-    if process.exitcode == 1 and said.startswith("error: "):
-        return SENTENCE, said
-    return TRACEBACK, f"exit status {process.exitcode}: {said}"
+        return FINE, last_line
+    if process.exitcode == 1 and last_line.startswith("error: "):
+        return SENTENCE, last_line
+    return TRACEBACK, f"exit status {process.exitcode}: {last_line}"
 
 
-# Folders of checkpoints that cannot be read
+# Unreadable checkpoint folders
 
 
 def _link(folder: Path) -> None:
@@ -89,31 +89,31 @@ MISSING: dict[str, Callable[[Path], object]] = {
 
 
 def missing_checkpoints(world: World) -> Row:
-    """Checkpoints that cannot be read, where there are records: neither starts at step 0."""
+    """Unreadable checkpoints of a run with records: it must not start again at step 0."""
     tally, run = Tally("missing checkpoints"), world.folder / "missing"
     for name in ("gpt", "classifier"):
         start = [world.classes, *CPU] if name == "classifier" else [world.config]
         argv = [*start, f"run.out_dir={run}"]
-        for what, put in MISSING.items():
+        for fault, put in MISSING.items():
             world.copy(name, "missing")
             before = (run / METRICS).read_bytes()
             folder = (run / "checkpoints").rename(world.folder / "elsewhere")
             put(run / "checkpoints")
-            ended, said, _ = outcome(train.main, *argv)
-            where = f"{name}, {what}"
-            tally.add(ended, where, said)
+            ended, error, _ = outcome(train.main, *argv)
+            place = f"{name}, {fault}"
+            tally.add(ended, place, error)
             if ended == FINE or (run / METRICS).read_bytes() != before:
-                tally.fail("silent", f"{where}: records were dropped")
-            elif "checkpoints" not in said:
-                tally.fail("silent", f"{where} is not named: {said}")
+                tally.fail("silent", f"{place}: records were dropped")
+            elif "checkpoints" not in error:
+                tally.fail("silent", f"{place} is not named: {error}")
             remove(run / "checkpoints")
             folder.rename(run / "checkpoints")
             if outcome(train.main, *argv).ended != FINE:
-                tally.fail("silent", f"{where}: does not resume once they are back")
+                tally.fail("silent", f"{place}: does not resume once they are back")
     return tally.row()
 
 
-# Records that another program changes
+# Records changed by another program
 
 
 def _replace(path: Path) -> None:
@@ -131,24 +131,24 @@ RECORDS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def _change_records(path: Path, what: str) -> None:
-    RECORDS[what](path)
+def _change_records(path: Path, change: str) -> None:
+    RECORDS[change](path)
 
 
 def changed_records(world: World) -> Row:
-    """metrics.jsonl, changed during a run: all records are there, or the run does not end well."""
+    """Change metrics.jsonl during a run: it must have all records, or the run must fail."""
     tally, run = Tally("changed records"), world.folder / "changed"
     expected = records(world.folder / "gpt")
-    for what in RECORDS:
+    for change in RECORDS:
         for at in (1, 4, 8):  # the first record, at a checkpoint, the last
             shutil.rmtree(run, ignore_errors=True)
-            fault = partial(_change_records, run / METRICS, what)
-            ended, said = disturb(world, [str(world.config), f"run.out_dir={run}"], at, fault)
-            tally.compare(ended, f"{what} at step {at}", said, run, expected)
+            fault = partial(_change_records, run / METRICS, change)
+            ended, error = disturb(world, [str(world.config), f"run.out_dir={run}"], at, fault)
+            tally.compare(ended, f"{change} at step {at}", error, run, expected)
     return tally.row(refused=tally.refused)
 
 
-# Data that change
+# Data changed during a run
 
 
 def _zero(path: Path, share: float) -> None:
@@ -171,62 +171,62 @@ DATA: dict[str, Callable[[Path, float], object]] = {
 }
 
 
-def _change_data(path: Path, what: str, share: float) -> None:
-    DATA[what](path, share)
+def _change_data(path: Path, change: str, share: float) -> None:
+    DATA[change](path, share)
 
 
 def changed_data(world: World, n: int) -> Row:
-    """A file of the data, changed during a run: the same losses, or a sentence that names it."""
+    """Change a data file during a run: losses must be the same, or an error must name the file."""
     tally, generator = Tally("changed data"), random.Random("changed data")
     data, run = world.folder / "changed_text", world.folder / "changed"
     argv = [str(world.config), f"data.path={data}", f"run.out_dir={run}"]
     expected = records(world.folder / "gpt")
     for number in range(n):
-        what = [*DATA][number % len(DATA)]
+        change = [*DATA][number % len(DATA)]
         split, at = generator.choice(["train", "val"]), generator.randrange(1, 8)
         world.copy("text", "changed_text")
         shutil.rmtree(run, ignore_errors=True)
         path = data / f"{split}_00000.bin"
-        fault = partial(_change_data, path, what, generator.uniform(0.0, 0.99))
-        ended, said = disturb(world, argv, at, fault)
-        where = f"{path.name} {what} at step {at}"
-        tally.compare(ended, where, said, run, expected, path.name)
+        fault = partial(_change_data, path, change, generator.uniform(0.0, 0.99))
+        ended, error = disturb(world, argv, at, fault)
+        place = f"{path.name} {change} at step {at}"
+        tally.compare(ended, place, error, run, expected, path.name)
     return tally.row(refused=tally.refused)
 
 
-# Weights that a step ruins
+# Weights corrupted by a step
 
 
 def ruined_weights(world: World, n: int) -> Row:
-    """A learning rate that ruins the weights: a good checkpoint is named, and kept."""
+    """Corrupt the weights by a huge learning rate: a good checkpoint must be kept and named."""
     tally, generator = Tally("ruined weights"), random.Random("ruined weights")
     run = world.folder / "ruined"
     for number in range(n):
         shutil.rmtree(run, ignore_errors=True)
         good_steps, save_every = generator.randrange(2, 9), generator.randrange(1, 4)
-        how = (
+        settings = (
             *(f"run.save_every={save_every}", f"run.keep_last={generator.randrange(1, 3)}"),
             *("run.max_skipped=6", f"run.log_every={generator.choice([1, 3])}"),
         )
-        argv = [world.config, *TWO_MORE, f"run.out_dir={run}", *how]
+        argv = [world.config, *TWO_MORE, f"run.out_dir={run}", *settings]
         assert outcome(train.main, *argv, f"optim.max_steps={good_steps}").ended == FINE
         ruin = ("optim.lr=1e20", f"run.eval_every={generator.randrange(1, 12)}")
-        ended, said, _ = outcome(train.main, *argv, "optim.max_steps=60", *ruin)
-        where = f"{number}: {good_steps} good steps, {' '.join([*how, *ruin])}"
-        tally.add(ended, where, said)
-        named = re.search(r"(\S+) is the newest with a good step after it", said)
+        ended, error, _ = outcome(train.main, *argv, "optim.max_steps=60", *ruin)
+        place = f"{number}: {good_steps} good steps, {' '.join([*settings, *ruin])}"
+        tally.add(ended, place, error)
+        named = re.search(r"(\S+) is the newest with a good step after it", error)
         good = next((f for f in checkpoints(run) if named and str(f) == named[1]), None)
         if good is None or (step_of(good) or 0) > good_steps:
-            tally.fail("silent", f"{where}: no good checkpoint is named: {said}")
+            tally.fail("silent", f"{place}: no good checkpoint is named: {error}")
             continue
         if not all(x.isfinite().all() for x in Checkpoint.open(good).weights().values()):
-            tally.fail("silent", f"{where}: {good} is not finite")
+            tally.fail("silent", f"{place}: {good} is not finite")
         for folder in checkpoints(run):
             if (step_of(folder) or 0) > (step_of(good) or 0):
                 shutil.rmtree(folder)
-        ended, said, _ = outcome(train.main, *argv)
+        ended, error, _ = outcome(train.main, *argv)
         steps = read_metrics(run)
         losses = [json.dumps(r["loss"]) for r in steps if "loss" in r]
         if ended != FINE or "NaN" in losses or any("skipped" in r for r in steps):
-            tally.fail("silent", f"{where}: does not resume from {good}: {said}")
+            tally.fail("silent", f"{place}: does not resume from {good}: {error}")
     return tally.row()

@@ -1,4 +1,4 @@
-"""kill -9 at random moments: does what resumes equal the run that nobody killed?"""
+"""kill -9 at random moments: the resumed run must equal a run without kills."""
 
 import os
 import random
@@ -31,7 +31,7 @@ def _start(argv: list[str], world_size: int) -> list[ForkServerProcess]:
 
 
 def _end(processes: list[ForkServerProcess], limit: float) -> bool:
-    """Wait for the end, or kill all at the limit; whether they were killed."""
+    """Wait for all processes, and kill them at the limit. Return whether any was killed."""
     until = time.monotonic() + limit
     for process in processes:
         process.join(max(0.0, until - time.monotonic()))
@@ -43,9 +43,9 @@ def _end(processes: list[ForkServerProcess], limit: float) -> bool:
 
 
 def kills(world: World, n: int, world_size: int) -> Row:
-    """Kill runs of `world_size` processes n times in all, and resume them until they end."""
+    """Kill runs of `world_size` processes n times in total, and resume them until they finish."""
     tally = Tally(f"kill -9, {world_size} process{'es' if world_size > 1 else ''}")
-    generator = random.Random(tally.what)
+    generator = random.Random(tally.fault)
     whole, run = world.folder / f"whole_{world_size}", world.folder / f"killed_{world_size}"
 
     def start(folder: Path) -> list[ForkServerProcess]:
@@ -63,7 +63,7 @@ def kills(world: World, n: int, world_size: int) -> Row:
             if not all(map(Checkpoint.is_whole, checkpoints(run))):
                 tally.fail("silent", f"kill {tally.tries}: {newest} is damaged")
             saved += newest is not None
-            if tally.tries >= n:  # and to the end
+            if tally.tries >= n:  # let the last run finish
                 _end(start(run), 120)
                 break
         if records(run) != expected:

@@ -1,4 +1,4 @@
-"""Functions called in processes of their own, alone or in a group as torchrun makes one."""
+"""Call functions in separate processes, alone or in a group like that of torchrun."""
 
 import multiprocessing
 import os
@@ -14,14 +14,14 @@ _FORKS.set_forkserver_preload(["train"])
 
 
 def start_process(function: Callable[..., object], *arguments: object) -> ForkServerProcess:
-    """Start a process that calls a function: a fork of one that loaded PyTorch once."""
+    """Start a process that calls a function, forked from a server that has loaded PyTorch."""
     process = _FORKS.Process(target=function, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def print_to(stdout: Path, stderr: Path) -> None:
-    """Send all that this process prints to files."""
+    """Redirect the output of this process to files."""
     for number, path in ((1, stdout), (2, stderr)):
         with path.open("a") as file:
             os.dup2(file.fileno(), number)
@@ -30,7 +30,7 @@ def print_to(stdout: Path, stderr: Path) -> None:
 def start_group(
     n: int, logs: list[Path], function: Callable[..., object], *arguments: object
 ) -> list[ForkServerProcess]:
-    """Start n processes that find each other as those of torchrun do; stderr goes to `logs`."""
+    """Start n processes that form a group like torchrun's; their stderr goes to `logs`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     return [
@@ -42,12 +42,12 @@ def start_group(
 def call_on_processes(
     n: int, folder: Path, function: Callable[..., object], *arguments: object
 ) -> list[tuple[int | None, str]]:
-    """Call a function in a group of n processes; the exit status and the stderr of each."""
+    """Call a function in a group of n processes; return each exit status and stderr."""
     logs = [folder / f"stderr_{rank}.log" for rank in range(n)]
     processes = start_group(n, logs, function, *arguments)
     for process in processes:
         process.join(120)
-        if process.is_alive():  # it waits for another one, which may have said why
+        if process.is_alive():  # it waits for another process, whose stderr may have the reason
             process.kill()
             process.join()
     return [

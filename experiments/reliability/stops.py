@@ -1,4 +1,4 @@
-"""SIGTERM in each phase of a run: is what it had done saved?"""
+"""SIGTERM in each phase of a run: its progress must be saved."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from training.language import task
 
 
 class Phase(NamedTuple):
-    """A method or function, for which call of it the signal comes, and the step saved by then."""
+    """A function, the number of the call that gets the signal, and the step saved by then."""
 
     owner: Any
     name: str
@@ -36,21 +36,21 @@ PHASES = {
 
 
 def train_and_stop(argv: list[str], phase: str, number: int, rank: int | None) -> None:
-    """Train; in a phase, send a signal to this process, if it has this rank (None: any)."""
+    """Train, and in a phase send a signal to this process if it has `rank` (None: any)."""
     owner, name, at, saved = PHASES[phase]
     work, calls, sent = getattr(owner, name), 0, Event()
-    here = rank in (None, int(os.environ.get("RANK", "0")))
+    selected = rank in (None, int(os.environ.get("RANK", "0")))
 
     def stopping(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == at and here:
+        if calls == at and selected:
             os.kill(os.getpid(), number)
             sent.set()
         return work(*args, **options)
 
     setattr(owner, name, stopping)
-    if phase == "saving" and here:  # during the next step, which may not outrun it
+    if phase == "saving" and selected:  # training must wait for the signal
         take_step = train.Trainer.take_step
 
         def after_the_signal(self: train.Trainer, batch: Any) -> None:
@@ -63,40 +63,40 @@ def train_and_stop(argv: list[str], phase: str, number: int, rank: int | None) -
 
 
 def start_alone(log: Path, argv: list[str], phase: str, number: int, rank: int | None) -> None:
-    """As `train_and_stop`, with all that is printed in a file."""
+    """Call `train_and_stop` with all output in a file."""
     log.write_text("")
     print_to(log, log)
     train_and_stop(argv, phase, number, rank)
 
 
 def stops(world: World, world_size: int) -> Row:
-    """Stop once in each phase, each process in turn."""
+    """Stop a run once in each phase, by a signal to each process in turn."""
     run, whole = world.folder / "stopped", world.folder / "undisturbed"
     tally = Tally(f"SIGTERM, {world_size} process{'es' if world_size > 1 else ''}")
     argv = [str(world.config), "model.dropout=0", f"run.out_dir={run}"]
     outcome(train.main, *argv[:2], f"run.out_dir={whole}")
     for phase, (_, _, _, saved) in PHASES.items():
         for rank in range(world_size):
-            if phase == "saving" and rank > 0:  # the main process alone saves
+            if phase == "saving" and rank > 0:  # only the main process saves
                 continue
             shutil.rmtree(run, ignore_errors=True)
             tally.tries += 1
-            called = argv, phase, signal.SIGTERM, rank
+            arguments = argv, phase, signal.SIGTERM, rank
             if world_size == 1:
-                process = start_process(start_alone, world.folder / "log", *called)
+                process = start_process(start_alone, world.folder / "log", *arguments)
                 process.join(120)
                 ends = [process.exitcode]
             else:
-                group = call_on_processes(world_size, world.folder, train_and_stop, *called)
+                group = call_on_processes(world_size, world.folder, train_and_stop, *arguments)
                 ends = [status for status, _ in group]
             newest = latest_checkpoint(run)
             step = None if newest is None else step_of(newest)
-            # before the first step is taken there is nothing to save
-            as_told = step is None if saved is None else step is not None and step >= saved
-            if not as_told or (saved is not None and ends != [0] * world_size):
+            # before the first step is done there is nothing to save
+            as_expected = step is None if saved is None else step is not None and step >= saved
+            if not as_expected or (saved is not None and ends != [0] * world_size):
                 tally.fail("silent", f"{phase}, process {rank}: ended {ends} with step {step}")
             if world_size == 1:
                 outcome(train.main, *argv)
                 if records(run) != records(whole):
-                    tally.fail("silent", f"{phase}: other records than without")
+                    tally.fail("silent", f"{phase}: records differ from an undisturbed run")
     return tally.row()

@@ -1,4 +1,4 @@
-"""Somebody else's run, data and model: no word of ours in them, no traceback, and no waiting."""
+"""Untrusted runs, data and models: no leak of secrets, no traceback, no hang."""
 
 import json
 import os
@@ -24,17 +24,17 @@ from training.checkpoint.files import SUMS, write_sums
 SECRET = "s3cr3t-of-the-reader"
 
 Change = Callable[[Path], object]
-"""Changes a file of a copy."""
+"""Change a file of a copy."""
 FILES = (*RUN_FILES, ".verified.json", "evaluation.json")
 
 
 def _all_copies(world: World, command: str) -> list[Path]:
-    """Fresh copies of all that the command reads."""
+    """Copy all folders that the command reads, in place of earlier copies."""
     return [*copies(world, command), world.copy("made_report", "hostile_report")]
 
 
 def _all_commands(world: World) -> dict[str, tuple]:
-    """Commands of the hostile files, and others that read more of a run."""
+    """Commands of hostile.py, and others that read more of a run."""
     run, data = world.folder / "hostile", world.folder / "hostile_text"
     out = world.folder / "found"
     keys = ("--lengths", "160", "--trials", "2", "--depths", "0.5", "--device", "cpu")
@@ -45,7 +45,7 @@ def _all_commands(world: World) -> dict[str, tuple]:
 
 
 def _believable(path: Path) -> None:
-    """Make sums and seals agree with a file that was changed, as its author would."""
+    """Update the checksums and seals of a changed file, as its author would."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 24:
         return
     if path.name == "manifest.json":
@@ -63,24 +63,32 @@ def _believable(path: Path) -> None:
 
 
 def _holders(world: World) -> set[Path]:
-    """Files under the world that hold the secret; links are not followed."""
-    found = set()
+    """Find files of the world that contain the secret, without following links."""
+    holders = set()
     for folder, _, names in os.walk(world.folder):
         for path in (Path(folder) / name for name in names):
-            whole = path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 26
-            if whole and SECRET.encode() in path.read_bytes():
-                found.add(path)
-    return found
+            readable = path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 26
+            if readable and SECRET.encode() in path.read_bytes():
+                holders.add(path)
+    return holders
 
 
 def _row(
     world: World,
-    what: str,
+    fault: str,
     changes: dict[tuple[str, str], Change],
     n: int,
     must_refuse: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Row:
-    """Apply n changes, of files of a name, each for a command; those in `must_refuse` by how."""
+    """Try n changes of files, each with one command.
+
+    Args:
+        world: data and runs to copy.
+        fault: name of the row.
+        changes: by name of the file and of the change.
+        n: number of tries.
+        must_refuse: by name of a change, the commands that must fail.
+    """
     prepare(world)
     made = world.folder / "made_report"
     if not made.exists():
@@ -91,46 +99,46 @@ def _row(
         (case, command)
         for case in changes
         for command in _all_commands(world)
-        # a report is drawn, which takes a second, from one file that others do not read
+        # only this command reads a report's file, and drawing takes a second
         if (case[0] == report.RESULT) == (command == "report")
     ]
-    random.Random(what).shuffle(cases)
-    tally = Tally(what)
+    random.Random(fault).shuffle(cases)
+    tally = Tally(fault)
     os.environ["SECRET"] = SECRET
     try:
-        for (name, how), command in cases:
+        for (name, change), command in cases:
             folders = _all_copies(world, command)
             paths = [folder / name for folder in folders if (folder / name).exists()]
-            if not paths:  # this command reads none
+            if not paths:  # the command reads no such file
                 continue
             if tally.tries == n:
                 break
             for path in paths:
-                changes[name, how](path)
+                changes[name, change](path)
                 _believable(path)
-            held = _holders(world)
+            holders = _holders(world)
             main, *arguments = _all_commands(world)[command]
             ended, _, printed = outcome(main, *arguments)
-            where = f"{name}, {how}, by {command}"
-            tally.add(ended, where, printed[-300:])
-            if found := _holders(world) - held:
-                tally.fail("leak", f"{where}: in {', '.join(path.name for path in found)}")
+            place = f"{name}, {change}, by {command}"
+            tally.add(ended, place, printed[-300:])
+            if leaks := _holders(world) - holders:
+                tally.fail("leak", f"{place}: in {', '.join(path.name for path in leaks)}")
             elif SECRET in printed:
-                tally.fail("leak", f"{where}: {printed[-300:]}")
-            elif ended == FINE and command in must_refuse.get(how, ()):
-                tally.fail("silent", f"{where}: {printed[-300:]}")
-            for path in paths:  # a copy could not be written over links and pipes
+                tally.fail("leak", f"{place}: {printed[-300:]}")
+            elif ended == FINE and command in must_refuse.get(change, ()):
+                tally.fail("silent", f"{place}: {printed[-300:]}")
+            for path in paths:  # the next copy cannot overwrite links and pipes
                 remove(path)
     finally:
         del os.environ["SECRET"]
     return tally.row(refused=tally.refused)
 
 
-# What somebody writes into a file
+# Changes of a file
 
 
 def _of(change: Callable[..., object]) -> Callable[..., Change]:
-    """Take the arguments of a change first, and the path later."""
+    """Decorator: take the arguments of a change first, and its path later."""
     return lambda *arguments, **values: lambda path: change(path, *arguments, **values)
 
 
@@ -141,20 +149,20 @@ def _text(path: Path, content: str | bytes) -> None:
 
 @_of
 def _replaced(path: Path, old: str, new: str) -> None:
-    """In a text file; the rest of its line goes."""
+    """Replace `old` in a text file, and drop the rest of its line."""
     lines = path.read_text().split("\n")
     path.write_text("\n".join(l.split(old)[0] + old + new if old in l else l for l in lines))
 
 
 @_of
 def _json(path: Path, **values: object) -> None:
-    """Values at the top, or in sections as section__name."""
+    """Set values of a JSON file; section__name sets a value in a section."""
     content = json.loads(path.read_text())
     for key, value in values.items():
-        place, names = content[0] if isinstance(content, list) else content, key.split("__")
+        section, names = content[0] if isinstance(content, list) else content, key.split("__")
         for name in names[:-1]:
-            place = place.setdefault(name, {})
-        place[names[-1]] = value
+            section = section.setdefault(name, {})
+        section[names[-1]] = value
     path.write_text(json.dumps(content))
 
 
@@ -198,7 +206,7 @@ def _header(shape: str, descr: str = "'<i8'") -> Change:
 
 
 def _other_meaning(path: Path) -> None:
-    """A tokenizer of as many ids, of other text."""
+    """Change the text of a tokenizer's ids, but not their number."""
     spec = json.loads(path.read_text())
     merges = spec["model"]["merges"]
     merges[0], merges[1] = merges[1], merges[0]
@@ -250,7 +258,7 @@ SETTINGS = {
 
 
 def secrets(world: World, n: int) -> Row:
-    """Interpolations, malformed configurations, and links to what is the reader's alone."""
+    """Interpolations, malformed configurations, and links to private files of the user."""
     changes: dict[tuple[str, str], Change] = {}
     for text in INTERPOLATIONS:
         for key in ("init_from:", "path:", "task:", "lr:", "wandb_project:"):
@@ -269,7 +277,7 @@ def secrets(world: World, n: int) -> Row:
 
 
 def wrong_types(world: World, n: int) -> Row:
-    """Values of other types, or out of any range, where sums and seals agree."""
+    """Values of wrong types or out of range, with valid checksums and seals."""
     changes: dict[tuple[str, str], Change] = {}
     for name, keys in SETTINGS.items():
         for key in keys:
@@ -282,7 +290,7 @@ def wrong_types(world: World, n: int) -> Row:
 
 
 def absurd_sizes(world: World, n: int) -> Row:
-    """Files that have or declare more than a machine holds, pipes and folders in their place."""
+    """Files that have or declare more data than a machine holds, and pipes or folders instead."""
     changes: dict[tuple[str, str], Change] = {}
     for name in FILES:
         changes[name, "a sparse terabyte"] = _sparse_terabyte
@@ -301,7 +309,7 @@ def absurd_sizes(world: World, n: int) -> Row:
 
 
 def other_weights(world: World, n: int) -> Row:
-    """A tokenizer that is not the run's, and weights that are not finite: never silent."""
+    """Another tokenizer, and weights that are not finite: commands must reject them."""
     changes: dict[tuple[str, str], Change] = {
         ("tokenizer.json", "of other meaning"): _other_meaning,
         ("tokenizer.json", "another decoder"): _json(decoder=None),

@@ -1,4 +1,4 @@
-"""A text, images and runs that learn them in a second or two, and how a command ends on them."""
+"""Tiny data and finished runs for fault tests, and the outcome of a command on them."""
 
 import io
 import json
@@ -23,18 +23,18 @@ from training.signals import is_stop
 TIMES = ("tokens_per_s", "examples_per_s", "gpu_hours", "memory_gib", "wall_s")
 FINE, SENTENCE, TRACEBACK, HANG = "fine", "sentence", "traceback", "hang"
 TWO_MORE = ("optim.max_steps=10", "optim.schedule=constant", "optim.warmup_steps=0")
-"""Two more steps of the GPT."""
+"""Settings for two more steps of the GPT."""
 PATIENCE = 60
-"""Seconds for a command that takes one or two."""
+"""Time limit in seconds, for a command that takes one or two."""
 MEMORY = 6 << 30
-"""Bytes of address space that a command may take beyond what this process has."""
+"""Address space that a command may take in addition to that of this process, bytes."""
 
 
 class World:
-    """A folder with data, and finished runs to copy: `gpt` of 8 steps, `classifier` of 24."""
+    """A folder with data and finished runs to copy: `gpt` (8 steps) and `classifier` (24)."""
 
     def __init__(self, folder: Path) -> None:
-        """Make and train all of it; takes some seconds."""
+        """Create the data and train the runs, in a few seconds."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         generator = random.Random(0)
@@ -66,60 +66,60 @@ class World:
             assert outcome(train.main, *argv).ended == FINE
 
     def copy(self, name: str, to: str) -> Path:
-        """Copy a run or data, in place of an earlier copy."""
+        """Copy a run or data, replacing an earlier copy."""
         shutil.rmtree(self.folder / to, ignore_errors=True)
         return shutil.copytree(self.folder / name, self.folder / to)
 
 
 class Outcome(NamedTuple):
-    """How a command ended."""
+    """Outcome of a command."""
 
     ended: str
     """FINE, SENTENCE, TRACEBACK or HANG."""
-    said: str
-    """The error; empty for none."""
+    error: str
+    """Error message; empty for none."""
     printed: str
-    """All that it printed, and the error."""
+    """All output, including the error."""
 
 
 class _TooLongError(BaseException):
-    """Raised by the alarm; no handler of the command takes it for an error of its own."""
+    """Raised by the alarm. A BaseException, so that no handler of the command catches it."""
 
 
 def outcome(command: Callable[[list[str]], object], *arguments: object) -> Outcome:
-    """Call a command as from a terminal, with limits on its time and its memory."""
+    """Call a command as from a terminal, with limits on time and memory."""
 
     def ring(*_: object) -> None:
         raise _TooLongError
 
     printed, before = io.StringIO(), signal.signal(signal.SIGALRM, ring)
-    ended, said = FINE, ""
+    ended, error = FINE, ""
     signal.alarm(PATIENCE)
     try:
         with (
             redirect_stdout(printed),
             redirect_stderr(printed),
-            _little_memory(),
+            _limited_memory(),
             errors_as_sentences(),
         ):
             command([*map(str, arguments)])
     except SystemExit as end:
-        if is_stop(end):  # this command itself is to end
+        if is_stop(end):  # a signal to this process
             raise
-        said = str(end.code)
-        ended = SENTENCE if said.startswith("error: ") or end.code == 2 else FINE
+        error = str(end.code)
+        ended = SENTENCE if error.startswith("error: ") or end.code == 2 else FINE
     except _TooLongError:
         ended = HANG
-    except BaseException as error:  # noqa: BLE001 a panic of a library also counts
-        ended, said = TRACEBACK, f"{type(error).__name__}: {error}"
+    except BaseException as defect:  # noqa: BLE001 a panic of a library also counts
+        ended, error = TRACEBACK, f"{type(defect).__name__}: {defect}"
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    return Outcome(ended, said, printed.getvalue() + said)
+    return Outcome(ended, error, printed.getvalue() + error)
 
 
 @contextmanager
-def _little_memory() -> Iterator[None]:
+def _limited_memory() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
@@ -131,7 +131,7 @@ def _little_memory() -> Iterator[None]:
 
 
 def records(run: Path) -> list[Row]:
-    """The records of a run without what depends on the clock."""
+    """Read the records of a run, without values that depend on the clock."""
     return [{k: v for k, v in r.items() if k not in TIMES} for r in read_metrics(run)]
 
 
@@ -143,7 +143,7 @@ def _has_records(run: Path, expected: list[Row]) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, link, pipe or folder, if it is there."""
+    """Remove a file, link, pipe or folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -151,39 +151,39 @@ def remove(path: Path) -> None:
 
 
 class Tally:
-    """Tries of one kind, and those that failed: a row of the result."""
+    """Counts of the tries and failures of one fault, a row of the result."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
         self.tries = 0
         self.refused = 0
         self.failures: list[str] = []
 
-    def add(self, ended: str, where: str, said: str) -> None:
-        """Count a try; a traceback or a hang is a failure in any case."""
+    def add(self, ended: str, place: str, error: str) -> None:
+        """Count a try. A traceback or a hang is always a failure."""
         self.tries += 1
         self.refused += ended != FINE
         if ended in (TRACEBACK, HANG):
-            self.fail(ended, f"{where}: {said}")
+            self.fail(ended, f"{place}: {error}")
 
     def compare(
-        self, ended: str, where: str, said: str, run: Path, expected: list[Row], name: str = ""
+        self, ended: str, place: str, error: str, run: Path, expected: list[Row], name: str = ""
     ) -> None:
-        """Count a run that something happened to.
+        """Count a try of a run that had a fault.
 
-        It must have the `expected` records, or end with a sentence that has a `name` in it.
+        It must have the `expected` records, or end with a plain error message that has `name`.
         """
-        self.add(ended, where, said)
+        self.add(ended, place, error)
         if ended == FINE and not _has_records(run, expected):
-            self.fail("silent", f"{where}: other records, exit status 0")
-        elif ended == SENTENCE and name not in said:
-            self.fail("silent", f"{where} is not named: {said}")
+            self.fail("silent", f"{place}: other records, exit status 0")
+        elif ended == SENTENCE and name not in error:
+            self.fail("silent", f"{place} is not named: {error}")
 
     def fail(self, kind: str, text: str) -> None:
-        """Note a failure of a kind, one of table.KINDS."""
+        """Record a failure of a kind, one of table.KINDS."""
         self.failures.append(f"{kind}: {text}")
 
     def row(self, **counts: int) -> Row:
-        """Row of the result."""
+        """Build the row of the result."""
         failed = {"tries": self.tries, "failed": len(self.failures)}
-        return {"what": self.what, **failed, **counts, "failures": self.failures}
+        return {"what": self.fault, **failed, **counts, "failures": self.failures}

@@ -1,6 +1,7 @@
 """Tables and a picture of training steps on several GPUs."""
 
 from itertools import product, zip_longest
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -165,6 +166,7 @@ def draw(result: Row) -> Figure:
         Line2D([], [], color=colour, lw=4, label=f"{n_gpus} GPU{'s' * (n_gpus > 1)}")
         for n_gpus, colour in colours.items()
     ]
+    shapes: dict[str, dict[str, Any]]
     shapes = {f"{mask}, measured": {"marker": markers[mask], "ls": ""} for mask in MASKS}
     shapes |= {f"{mask}, predicted": {"ls": lines[mask], "lw": 1} for mask in MASKS}
     shape_entries = [Line2D([], [], color="black", label=name, **x) for name, x in shapes.items()]

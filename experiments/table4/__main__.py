@@ -1,15 +1,16 @@
-"""Is longer context better? The paper's Table 4, with equal tokens, seeds and intervals.
+"""Is a longer context better? Table 4 of the paper, with equal tokens, seeds and intervals.
 
     python -m experiments.table4 --data out/data/books --budget minutes
     python -m experiments.table4 --data out/data/openwebtext --budget paper --gpus-per-run 8
 
-Trains each model of --models with each seed, on all GPUs of this machine, one run a GPU (or a group
-of --gpus-per-run), all with the same tokens a step, the same tokens in all, the same schedule and
-the same text; scores them on the same validation tokens (scripts.evaluate), and writes a report.
-Stopped, the same command goes on. A model that is measured by another one's time, or starts from
-its weights, brings that one along. Several machines can share the work, each with its --only: put
-the files of all --sums into one folder, and call the command with --report-only. No more is needed
-of the runs, and none is trained again for want of its folder alone, unless --only names it in full.
+Trains each model of --models with each seed on all GPUs of this machine, one run per GPU (or per
+group of --gpus-per-run). All runs have the same tokens per step, total tokens, schedule and text.
+They are scored on the same validation tokens (scripts.evaluate), and a report is written. To
+resume, run the same command. If a model starts from another one's weights, or is trained for
+another one's time, the other one is trained too. Several machines can share the work, each with its
+own --only: copy the files of all --sums into one folder, and run with --report-only. The report
+needs only these files. A run whose folder is missing is not trained again if its sums exist, unless
+--only has its full name.
 """
 
 from argparse import Namespace
@@ -20,7 +21,7 @@ from experiments.table4.models import BUDGETS, MODELS
 
 
 def check(args: Namespace) -> None:
-    """Refuse a choice of runs to train where none is trained."""
+    """Reject --only together with --report-only."""
     if args.only and args.report_only:
         raise ValueError("argument --report-only: not allowed with argument --only")
 
@@ -29,20 +30,20 @@ command = Command(__name__)
 add = command.add
 add("--data", type=Path, required=True, help="token shards to train on")
 add("--budget", choices=BUDGETS, default="minutes")
-add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
-add("--seeds", type=int, help="runs of each model (default: the budget's)")
+add("--models", nargs="+", choices=MODELS, metavar="MODEL", help=f"models: {', '.join(MODELS)}")
+add("--seeds", type=int, help="seeds per model (default: from the budget)")
 add(
     "--only", nargs="+", metavar="RUN",
-    help="train and score no others here, as '*_seed2'; earlier ones are started first",
+    help="train and score only these, such as '*_seed2', in this order",
 )  # fmt: skip
 add("--gpus-per-run", type=int, default=1)
 add("--out", type=Path, help="folder (default: out/table4_BUDGET)")
 add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)")
-add("--sums", type=Path, help="what a report needs of each run (default: OUT/sums)")
-add("--stride", type=int, nargs="+", help="as for scripts.evaluate")
-add("--histories", type=int, nargs="+", help="for cross (default: contexts of all models)")
-add("--report-only", action="store_true", help="report on what is finished and scored")
-add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as for train.py")
+add("--sums", type=Path, help="folder of scores that a report needs (default: OUT/sums)")
+add("--stride", type=int, nargs="+", help="as in scripts.evaluate")
+add("--histories", type=int, nargs="+", help="histories to score with (default: all contexts)")
+add("--report-only", action="store_true", help="only report on finished and scored runs")
+add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as in train.py")
 command.read(check=check)
 
 from collections.abc import Collection, Sequence
@@ -66,15 +67,15 @@ from experiments.table4.unfinished import jobs_here, print_skipped, read_sums, w
 def make_plan(
     jobs: Sequence[Job], strides: Sequence[int] | None, histories: Sequence[int] | None
 ) -> Plan:
-    """The scorings of each run, whichever runs are finished.
+    """Plan the scorings of each run, independent of which runs are finished.
 
     Raises:
-        ValueError: a history or a stride is longer than all contexts, or none.
+        ValueError: a history or a stride is longer than all contexts, or not positive.
     """
     contexts = sorted({job.config.model.context_length for job in jobs})
     plan = Plan(
         strides=tuple(strides) if strides else None,
-        # with the longest, by which all runs know which tokens count
+        # always with the longest, which determines the scored tokens of all runs
         histories=tuple(sorted({*histories, contexts[-1]})) if histories else tuple(contexts),
         near=contexts[0],
         first=contexts[-1],
@@ -86,34 +87,34 @@ def make_plan(
 def check_scorable(
     jobs: Sequence[Job], plan: Plan, data: Path, score_on: Sequence[Path]
 ) -> list[Text]:
-    """Refuse before anything is trained what could not be scored in the end.
+    """Check before training that all runs can be scored.
 
     Returns:
-        The facts of each corpus, which those of sums must equal.
+        A description of each corpus, which that of its sums must equal.
 
     Raises:
-        ValueError: a corpus is too short, or was made with another tokenizer than `data`; or
-            windows that slide share no token, or not the same ones for all contexts.
+        ValueError: a corpus is too short, or has another tokenizer than `data`; or the sliding
+            windows share no token, or not the same tokens for all contexts.
     """
     texts, contexts = [], sorted({job.config.model.context_length for job in jobs})
     tokenizer = Manifest.load(data).tokenizer.sha256
     for stream in validation_splits(score_on):
-        there = stream.manifest.tokenizer.sha256
-        if there != tokenizer:
+        sha256 = stream.manifest.tokenizer.sha256
+        if sha256 != tokenizer:
             raise ValueError(
-                f"--score-on {stream.path} was made with a tokenizer of sha256={there}, and "
-                f"--data {data} with {tokenizer}: prepare one with the tokenizer.json of the other"
+                f"--score-on={stream.path} has a tokenizer with sha256={sha256}, which must be "
+                f"{tokenizer}, that of --data={data}. Prepare one with the other's tokenizer.json"
             )
         for config in {job.name: job.config for job in jobs}.values():
             for scoring in plan.scorings_of(config, ()):
                 ScoringWindows(stream, scoring, 1)
         text, _ = describe_text(stream, plan.compared(contexts))
-        for context in contexts:  # a run is scored alone, and must count the same tokens
+        for context in contexts:  # each run is scored on its own, and must count the same tokens
             if describe_text(stream, plan.compared([context]))[0].counted != text.counted:
                 raise ValueError(
-                    f"--histories={' '.join(map(str, plan.histories))} leaves out a context whose "
-                    "windows show 7/8 of the history to other tokens, so that not all runs would "
-                    f"be scored on the same: name all of {', '.join(map(str, contexts))}"
+                    f"--histories={' '.join(map(str, plan.histories))} must include every context. "
+                    "Otherwise runs are scored on different tokens, as windows show 7/8 of the "
+                    f"history. Try --histories {' '.join(map(str, contexts))}"
                 )
         texts.append(text)
     return texts
@@ -122,7 +123,10 @@ def check_scorable(
 def train_and_score(
     job: Job, plan: Plan, score_on: Sequence[Path], sums: Path, here: Collection[Path]
 ) -> Task:
-    """Train a run, one of those `here`, and score it on all corpora."""
+    """Task that trains a run and scores it on all corpora.
+
+    `here` has the folders of all runs that are trained on this machine.
+    """
 
     options = [
         *("--sums", sums, "--data", *score_on),
@@ -132,8 +136,8 @@ def train_and_score(
 
     def commands(n_gpu: int) -> list[list[str]]:
         train = python_command(n_gpu, "train.py", *final_arguments(job, sums, here))
-        words = map(str, ("scripts.evaluate", job.folder, *options))
-        scoring = python_command(n_gpu, "-m", *words)
+        arguments = map(str, ("scripts.evaluate", job.folder, *options))
+        scoring = python_command(n_gpu, "-m", *arguments)
         return [scoring] if job.is_finished else [train, scoring]
 
     return task_of(job.folder, commands, job.needs)
@@ -148,39 +152,40 @@ def report(
     out: Path,
     failed: Collection[str] = (),
 ) -> None:
-    """Write the reports of what is trained and scored: one evaluation a corpus, and the table.
+    """Write the reports on all trained and scored runs: one evaluation per corpus, and the table.
 
-    All is read from the files of `sums`; of runs that `failed`, these are of earlier ones.
+    Reads only the files of `sums`. Runs that `failed` are skipped, because their files are
+    outdated.
 
     Raises:
-        ValueError: nothing is trained and scored, or seeds were trained for other steps.
+        ValueError: no run is trained and scored, or seeds of a model have different steps.
     """
     order = list(MODELS)
     ready: list[list[Scored]] = []
     steps: dict[str, int] = {}
-    left_out: dict[str, list[str]] = {}
+    skipped: dict[str, list[str]] = {}
     for job in sorted(jobs, key=lambda job: (order.index(job.name), job.seed)):
         name = job.folder.name
-        found = "failed" if name in failed else read_sums(job, plan, texts, sums)
-        if isinstance(found, str):
-            left_out.setdefault(found, []).append(name)
+        scored = "failed" if name in failed else read_sums(job, plan, texts, sums)
+        if isinstance(scored, str):
+            skipped.setdefault(scored, []).append(name)
             continue
-        step = found[0].about["step"]
+        step = scored[0].about["step"]
         if steps.setdefault(job.name, step) != step:
             raise ValueError(
-                f"{sums / texts[0].name / name}.npz was trained for {step} steps, and another seed "
-                f"of {job.name} for {steps[job.name]}: train one of them anew"
+                f"{sums / texts[0].name / name}.npz has {step} steps, but another seed of "
+                f"{job.name} has {steps[job.name]}. Train one of them again"
             )
-        ready.append(found)
-    why = "; ".join(f"{why}: {', '.join(names)}" for why, names in left_out.items())
+        ready.append(scored)
+    reasons = "; ".join(f"{why}: {', '.join(names)}" for why, names in skipped.items())
     if not ready:
-        raise ValueError(f"{sums} holds no run to report on ({why})")
-    if left_out:
-        print(f"not in the report: {why}")
+        raise ValueError(f"{sums} has no run to report on ({reasons})")
+    if skipped:
+        print(f"not in the report: {reasons}")
     results, comparisons = {}, {}
-    for text, scored in zip(texts, zip(*ready, strict=True), strict=True):
-        results[text.name] = tabulate(scored, text)
-        comparisons[text.name] = compare(scored, PAIRS)
+    for text, runs in zip(texts, zip(*ready, strict=True), strict=True):
+        results[text.name] = tabulate(runs, text)
+        comparisons[text.name] = compare(runs, PAIRS)
         write_report(results[text.name], out / f"evaluation_{text.name}")
     write_table4(results, comparisons, budget, out)
 

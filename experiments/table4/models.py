@@ -1,4 +1,4 @@
-"""The models of our Table 4, and the budgets of their training."""
+"""Models of our Table 4, and their training budgets."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ _LEARNED = ("model.positions=learned",)
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained; its YAML file is configs/RECIPE_CONTEXT.yaml."""
+    """A model to train; its YAML file is configs/RECIPE_CONTEXT.yaml."""
 
     context: str
     overrides: tuple[str, ...] = ()
     recipe: str = "gpt2_small"
     starts_from: str | None = None
-    """Model whose weights it starts with; the time of that run counts as its own."""
+    """Model whose weights it starts from; the training time of that run counts as its own."""
     same_time_as: str | None = None
-    """Model whose GPU-hours it is trained for, instead of the budget's tokens."""
+    """Model whose GPU-hours it is trained for, instead of the tokens of the budget."""
     share: float = 1.0
-    """Of the budget's steps that it is trained for."""
+    """Share of the budget's steps."""
 
 
-# 1k_of_4k sees the very tokens of 4k in their order, with the history of 1k: from 1k it differs in
-# how alike the sequences of a batch are, from 4k in attention alone.
+# 1k_of_4k sees the same tokens as 4k in the same order, with the history of 1k. It differs from 1k
+# in the similarity of the sequences in a batch, and from 4k in attention only.
 MODELS = {
     "1k": Model("1k"),
     "1k_of_4k": Model("1k", _OF_4K),
@@ -65,18 +65,18 @@ MODELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How much is trained, and the recipe that suits it."""
+    """Size of a sweep, and the overrides that suit it."""
 
     steps: int
     batch_tokens: int
     seeds: int
     overrides: tuple[str, ...]
     models: tuple[str, ...] = ("1k", "2k", "4k", "8k", "16k", "4k_butterfly", "16k_butterfly")
-    """What is trained unless one says otherwise."""
+    """Default models."""
 
 
-# Short runs need many small steps and a high learning rate, and no dropout where no text is seen
-# often; rotary positions, because learned ones are hardly learned yet.
+# Short runs need many small steps and a high learning rate. They need no dropout, because they see
+# little text more than once. Positions are rotary, because short runs cannot learn a table.
 _SHORT = (
     *("model.positions=rotary", "model.scale_attn_by_inverse_layer_idx=false"),
     *("model.dropout=0", "model.attention_dropout=0"),
@@ -95,6 +95,6 @@ BUDGETS = {
     "hours": Budget(steps=2_200, batch_tokens=131_072, seeds=1, overrides=_SHORT),
     "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),
 }
-"""smoke: to see the command work, on a CPU. minutes: 118M tokens. hours: 288M tokens, four times as
-many a step, so that a step of long windows also holds many texts. paper: 210B tokens, as
-arXiv 2205.14135, appendix E.2, has them."""
+"""smoke: a test of the command on a CPU. minutes: 118M tokens. hours: 288M tokens, with four times
+as many per step, so that a step of long windows also has many texts. paper: 210B tokens, as in
+arXiv 2205.14135, appendix E.2."""

@@ -1,4 +1,4 @@
-"""Which runs a call of experiments.table4 works on."""
+"""Select the runs that a call of experiments.table4 trains and scores."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -13,68 +13,67 @@ from training.metrics import read_evaluations
 
 
 def read_sums(job: Job, plan: Plan, texts: Sequence[Text], sums: Path) -> list[Scored] | str:
-    """What a report needs of a run, for each text; or why the run cannot be in the report."""
+    """Read the scores of a run on each text, or return why it cannot be in the report."""
     paths = [sums / text.name / f"{job.folder.name}.npz" for text in texts]
     if not all(path.exists() for path in paths):
         return "not trained and scored"
-    wanted, found = plan.scorings_of(job.config, ()), []
+    wanted, result = plan.scorings_of(job.config, ()), []
     for path, text in zip(paths, texts, strict=True):
-        scored, there = read_scored(path)
-        if there.sha256 != text.sha256:
-            return f"scored on another text that is called {text.name}"
-        if there.counted != text.counted or not scored.sums.keys() >= {*wanted}:
-            return "not scored as these --models, --stride and --histories ask for"
+        scored, scored_text = read_scored(path)
+        if scored_text.sha256 != text.sha256:
+            return f"scored on another text with the name {text.name}"
+        if scored_text.counted != text.counted or not scored.sums.keys() >= {*wanted}:
+            return "scored with other --models, --stride or --histories"
         if not is_whole(scored):
             return "scored before it was finished"
         if scored.config.run.init_from is not None and scored.about["before"] is None:
-            return "not known what the run took whose weights it starts with"
-        if found and scored.about != found[0].about:
-            return "scored on one text, trained anew, and scored on another"
-        found.append(replace(scored, sums={scoring: scored.sums[scoring] for scoring in wanted}))
-    return found
+            return "the cost of the run that it starts from is unknown"
+        if result and scored.about != result[0].about:
+            return "trained again between the scorings of two texts"
+        result.append(replace(scored, sums={scoring: scored.sums[scoring] for scoring in wanted}))
+    return result
 
 
 def without_sums(
     jobs: Sequence[Job], plan: Plan, texts: Sequence[Text], sums: Path
 ) -> dict[str, str]:
-    """Names of runs whose sums are not there, or not of the run in their folder; and why."""
+    """Map runs without valid sums to the reason: missing, or older than the run in its folder."""
     reasons = {}
     for job in jobs:
-        found = read_sums(job, plan, texts, sums)
-        if isinstance(found, str):
-            reasons[job.folder.name] = found
+        scored = read_sums(job, plan, texts, sums)
+        if isinstance(scored, str):
+            reasons[job.folder.name] = scored
         elif (job.folder / RUN_CONFIG).exists() and (
-            last_step(job.folder) != found[0].about["step"]
-            or read_evaluations(job.folder)[-1]["gpu_hours"] != found[0].about["gpu_hours"]
+            last_step(job.folder) != scored[0].about["step"]
+            or read_evaluations(job.folder)[-1]["gpu_hours"] != scored[0].about["gpu_hours"]
         ):
-            reasons[job.folder.name] = "trained anew, and not scored since"
+            reasons[job.folder.name] = "trained again, and not scored since"
     return reasons
 
 
 def jobs_here(
     jobs: Sequence[Job], patterns: Sequence[str], sums: Path, without: Collection[str]
 ) -> list[Job]:
-    """The unfinished runs whose names match a pattern, of earlier patterns first.
+    """Select the unfinished runs that match a pattern, in the order of the patterns.
 
-    Runs that match none are trained elsewhere. Of those that do, these are left: runs of which a
-    report knows nothing yet, those `without` whole sums; runs that are named in full; and what
-    these start from or are measured by.
+    Runs that match no pattern are trained elsewhere. Of the others, this selects runs `without`
+    complete sums, runs that a pattern names in full, and the runs that these depend on.
 
     Raises:
-        ValueError: a pattern matches no run, or a run elsewhere is needed and not there.
+        ValueError: a pattern matches no run, or a run that is needed from elsewhere is missing.
     """
     matched: dict[Path, Job] = {}
     for pattern in patterns:
-        found = {job.folder: job for job in jobs if fnmatchcase(job.folder.name, pattern)}
-        if not found:
+        matches = {job.folder: job for job in jobs if fnmatchcase(job.folder.name, pattern)}
+        if not matches:
             raise ValueError(
-                f"--only={pattern} matches none of the runs of this sweep: "
+                f"--only={pattern} must match a run of this sweep: "
                 f"{', '.join(job.folder.name for job in jobs)}"
             )
-        matched |= found
+        matched |= matches
     folders = {folder for folder in matched if folder.name in {*patterns, *without}}
     while more := (
-        set().union(*(_brings(j, folders) for j in jobs if j.folder in folders))
+        set().union(*(_dependencies(j, folders) for j in jobs if j.folder in folders))
         & (matched.keys() - folders)
     ):
         folders |= more
@@ -86,24 +85,23 @@ def jobs_here(
     missing = sorted(f.name for f in elsewhere if f in weights or training_cost(f, sums) is None)
     if missing:
         raise ValueError(
-            f"--only leaves out {', '.join(missing)}, which others need: copy the folders of these "
-            f"runs here (where only their time counts, their files in {sums} will do), or name "
-            "them, too"
+            f"--only leaves out {', '.join(missing)}, which other runs need. Add them to --only, "
+            f"or copy their folders here (if only their time is needed, their files in {sums})"
         )
     return here
 
 
 def _weights(job: Job) -> set[Path]:
-    """The folder of the run whose weights a run starts with, if there is one."""
+    """Folder of the run that a run starts from, if any."""
     return {Path(job.config.run.init_from)} if job.config.run.init_from else set()
 
 
-def _brings(job: Job, here: Collection[Path]) -> set[Path]:
-    """Folders of the runs that must be trained for a run, among those `here`."""
+def _dependencies(job: Job, here: Collection[Path]) -> set[Path]:
+    """Folders of the runs `here` that must be trained for a run."""
     if job.progress is not None:
         return set()
     weights = _weights(job)
-    # A time is never told by runs of two machines: one that is measured anew brings the others.
+    # Times must come from one machine: if one of these runs is timed again, all are.
     times = set(job.needs) - (weights if job.seed > 1 else set())
     return weights | times if times & {*weights, *here} else weights
 
@@ -111,19 +109,19 @@ def _brings(job: Job, here: Collection[Path]) -> set[Path]:
 def print_skipped(
     jobs: Sequence[Job], here: Sequence[Job], reasons: Mapping[str, str], sums: Path
 ) -> None:
-    """Print which of `jobs` their sums tell all of, and which of those `here` are trained anew.
+    """Print which of `jobs` need no work, and which of those `here` are trained again.
 
-    `reasons` are those of `without_sums`.
+    `reasons` is the result of `without_sums`.
     """
     names = {job.folder.name for job in here}.union(reasons)
     kept = [name for job in jobs if (name := job.folder.name) not in names]
     if kept:
         print(
-            f"nothing to do, as {sums} tells it all (or name them in full in --only): "
-            f"{', '.join(kept)}"
+            f"skipped, because {sums} has their scores (to train them again, give their full names "
+            f"in --only): {', '.join(kept)}"
         )
     for job in here:
         name = job.folder.name
         if job.progress is None and any(sums.glob(f"*/{name}.npz")):
-            why = reasons.get(name, "its weights or times are needed, or it is named")
-            print(f"trained once more: {name} ({why})")
+            why = reasons.get(name, "its weights or time are needed, or --only has its name")
+            print(f"training again: {name} ({why})")

@@ -170,9 +170,7 @@ def hugging_face_step(config: ModelConfig, tokens: Tensor, attention: str, compi
     shape = {name: getattr(config, name) for name in ("n_layer", "n_head", "n_embd")}
     no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     setup = {"use_cache": False, "attn_implementation": attention}
-    gpt2 = library.GPT2Config(
-        n_positions=config.context_length, **shape, **no_dropout, **setup
-    )
+    gpt2 = library.GPT2Config(n_positions=config.context_length, **shape, **no_dropout, **setup)
     model = library.GPT2LMHeadModel(gpt2).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
     run = torch.compile(model) if compiled else model

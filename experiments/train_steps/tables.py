@@ -8,7 +8,7 @@ from evaluation.results import Row
 from experiments.reports import display_name, table
 from experiments.style import OURS, PEERS
 
-PARTS = {
+PARTS: dict[str, str] = {
     "matrix products": "matmuls",
     "nothing running": "GPU idle",
     "casts, bias gradients, embedding and the rest": "casts, bias gradients, embedding, other",
@@ -61,7 +61,7 @@ def parts_table(result: Row) -> str:
         lines["whole step"][name] = f"{1000 * row['step_s']:.1f}"
         for part, cost in row["parts"].items():
             launches = f", {cost['launches']:.0f}" if cost["launches"] else ""
-            line = lines.setdefault(PARTS.get(part, part), {})
+            line = lines.setdefault(PARTS.get(part) or part, {})
             line[name] = f"{cost['ms']:.1f}{launches}"
     return table(
         ({"part (ms, kernel launches)": part} | line for part, line in lines.items()), missing="-"

@@ -67,12 +67,12 @@ def test_a_gpu_goes_to_the_next_task_once_it_is_free(task, tmp_path):
     ],
 )
 def test_a_command_that_fails_or_is_killed_is_the_last_of_its_task(tmp_path, code, said):
-    commands = [[sys.executable, "-c", each] for each in (code, "print('went on')")]
-    log, told = tmp_path / "x.log", []
+    commands = [[sys.executable, "-c", each] for each in (code, "print('second')")]
+    log, lines = tmp_path / "x.log", []
     x = Task(name="x", needs=frozenset(), commands=lambda _: commands, log=log)
-    assert run_tasks([x], [[]], told.append) == ["x"]
-    assert told[-1] == f"x: FAILED: {said.format(log=log)}"
-    assert "went on" not in log.read_text()
+    assert run_tasks([x], [[]], lines.append) == ["x"]
+    assert lines[-1] == f"x: FAILED: {said.format(log=log)}"
+    assert "second" not in log.read_text()
 
 
 def test_logs_of_earlier_attempts_stay(task, tmp_path):

@@ -1,4 +1,4 @@
-"""Whatever becomes of the runs, there is a report, and it is said how to go on."""
+"""A sweep always ends with a report, or says how to resume."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_runs_share_gpus_and_gpus_runs(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     seen = []
-    monkeypatch.setattr(sweep, "run_tasks", lambda _, groups, say: seen.append(groups))
+    monkeypatch.setattr(sweep, "run_tasks", lambda _, groups, notify: seen.append(groups))
     train_and_report([task("a", tmp_path)], print, gpus_per_run=2)
     train_and_report([task("a", tmp_path)], print, gpus_per_run=4, runs_per_gpu=2)
     assert seen == [[["0", "1"], ["2", "3"]], [["0", "1", "2", "3"]] * 2]

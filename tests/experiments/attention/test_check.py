@@ -33,7 +33,7 @@ def test_exact_attention_in_chunks(causal, scores_per_chunk):
     case = Case(1, 50, 1, 16, causal=causal)
     head = one_head(50)
     visible = partial(check.visible_keys, case, batch=0, device=CPU)
-    got = check.head_attention(head, visible, scores_per_chunk=scores_a_chunk)
+    got = check.head_attention(head, visible, scores_per_chunk=scores_per_chunk)
     want = whole_answer(head, causal=causal)
     for name in RESULTS:
         torch.testing.assert_close(got[name], want[name])

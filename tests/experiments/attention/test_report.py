@@ -1,4 +1,4 @@
-"""What is drawn of rows: their numbers, and where there are none."""
+"""Pictures of rows: their numbers, and gaps where there are none."""
 
 import numpy as np
 

@@ -1,3 +1,3 @@
-"""What the tests of contours share."""
+"""Fixtures of the tests of contours."""
 
 from tests.evaluation.conftest import train  # noqa: F401

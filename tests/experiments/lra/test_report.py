@@ -89,7 +89,9 @@ def test_intervals_count_test_examples_and_seeds(tmp_path):
 def test_seeds_must_be_of_one_test_split(tmp_path):
     make_up(tmp_path, "image", "dense", 1, 0.4)
     make_up(tmp_path, "image", "dense", 2, 0.4, n=1000)
-    with pytest.raises(ValueError, match="seed 2 has test_examples=1000, and seed 1 2000: train"):
+    with pytest.raises(
+        ValueError, match="seed 2 has test_examples=1000, but seed 1 has 2000. Train"
+    ):
         with_others(finished_runs(tmp_path, "paper"), [], "paper")
 
 
@@ -188,7 +190,7 @@ def test_seeds_must_be_of_one_model(tmp_path):
 
 @pytest.fixture
 def written(tmp_path):
-    """Of another machine, which has runs that `tmp_path` has and others."""
+    """Report of another machine, with some runs of `tmp_path` and others."""
     there = tmp_path / "there"
     for task, seed in (("listops", 2), ("image", 1), ("image", 2)):
         make_up(there, task, "dense", seed, 0.3)
@@ -212,7 +214,9 @@ def test_runs_of_other_reports_are_added(tmp_path, written):
 
 def test_refuses_reports_on_other_runs(tmp_path, written):
     make_up(tmp_path, "image", "dense", 3, 0.5, overrides=["optim.lr=0.1"])
-    with pytest.raises(ValueError, match=r"image with dense .* seed 3 has lr=0.1, and seed 1 0.00"):
+    with pytest.raises(
+        ValueError, match=r"image with dense .* seed 3 has lr=0.1, but seed 1 has 0.00"
+    ):
         with_others(finished_runs(tmp_path, "paper"), [written], "paper")
-    with pytest.raises(ValueError, match=r"lra.json: it is of the recipe paper, .* of rotary"):
+    with pytest.raises(ValueError, match=r"lra.json has recipe=paper, which must be rotary"):
         with_others([], [written], "rotary")

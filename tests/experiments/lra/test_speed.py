@@ -38,7 +38,7 @@ def test_steps_of_each_attention_are_timed(tmp_path):
 def test_fused_attention_is_not_timed_as_standard(tmp_path):
     make_tasks(tmp_path, "listops")
     (timed,) = timed_tasks(["listops"], tmp_path, [*TINY, "run.compile=true"]).items()
-    with pytest.raises(ValueError, match=r"run\.dtype=float32: .* take --set run\.dtype=bfloat16"):
+    with pytest.raises(ValueError, match=r"run\.dtype=float32 .* Try --set run\.dtype=bfloat16"):
         next(measure(*timed, CPU, steps=1, repeats=1))
 
 
@@ -79,7 +79,7 @@ def test_speed_ups_are_averaged_as_the_paper_does():
     means = {"left": "over"}
     add_speedups(rows, means)
     assert [row["speedup"] for row in rows[:6]] == [1, 2, 4, 1, 18, 3]
-    assert means["captured"]["tasks"] == ["listops", "image"]  # pairs are no task of the paper's
+    assert means["captured"]["tasks"] == ["listops", "image"]  # the paper has no pairs
     assert means["captured"]["speedup"] == pytest.approx({
         "standard": 1, "dense": 6, "butterfly": 12**0.5
     })  # fmt: skip
@@ -94,7 +94,9 @@ def test_wrong_attention_gets_no_speed(wrong):
     logits["dense"][1, 1] = 0.04
     assert logit_difference(logits, "image") == pytest.approx(0.04)
     logits["dense"][2, 0] = -wrong
-    with pytest.raises(ValueError, match=r"image: logits of our dense .* \(allowed 0.05\): no spe"):
+    with pytest.raises(
+        ValueError, match=r"image: logits of Papilio's dense .* \(allowed 0.05\): no spe"
+    ):
         logit_difference(logits, "image")
 
 

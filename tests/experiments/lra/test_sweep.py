@@ -68,7 +68,7 @@ def test_trains_reports_and_goes_on(reproduce, tmp_path, capsys):
     reproduce.broken = False
     assert reproduce(*tasks) == ["image_dense_seed2"]
     printed = capsys.readouterr().out
-    assert "finished before: image_standard_seed1" in printed
+    assert "already finished: image_standard_seed1" in printed
     result = json.loads((tmp_path / "results" / "lra.json").read_text())
     assert [(r["task"], r["attention"]) for r in result["rows"]] == [
         (task, attention) for task in ("listops", "image") for attention in ("standard", "dense")
@@ -127,7 +127,7 @@ def test_pretraining_comes_first_and_counts(reproduce, tmp_path):
     assert (row["examples"], row["examples_in_all"]) == (48, 96)
 
     (tmp_path / "out" / runs[0]).rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"image_masked_dense_seed1, which holds no finished run"):
+    with pytest.raises(ValueError, match=r"image_masked_dense_seed1, which has no finished run"):
         reproduce("--recipe", "pretrained", "--report-only")
 
 

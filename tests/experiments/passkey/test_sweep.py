@@ -1,4 +1,4 @@
-"""The sweep trains, asks, and tells."""
+"""The sweep trains, evaluates and reports."""
 
 import argparse
 import json

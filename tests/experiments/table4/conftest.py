@@ -1,4 +1,4 @@
-"""What the tests of Table 4's sweep share."""
+"""Fixtures of the tests of Table 4's sweep."""
 
 import pytest
 

@@ -47,7 +47,7 @@ def test_numbers_and_marks_are_those_of_the_results(results):
             (expected if near else far).append((gap["nats"], *gap["interval"]))
     assert drawn == [pytest.approx(row) for row in expected]
     assert len(expected) > 20
-    # what lies far out is an arrow; its number is in the column
+    # an arrow marks a distant value; its number is in the column
     arrows = [text for text in axes.texts if isinstance(text, Annotation)]
     assert [np.sign(arrow.xy[0]) for arrow in arrows] == [np.sign(nats) for nats, *_ in far]
     assert len(far) > 2

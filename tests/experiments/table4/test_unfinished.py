@@ -1,4 +1,4 @@
-"""Which runs a call of the sweep trains, once more or not at all, and which are reported."""
+"""Runs that a call of the sweep trains, trains again or skips, and runs that it reports."""
 
 import json
 import shutil
@@ -30,25 +30,23 @@ def test_a_pattern_leaves_out_what_is_known_and_a_full_name_does_not(tiny, capsy
     assert "(or name them in full in --only): long_seed1, short_seed1\n" in capsys.readouterr().out
     _, ran = tiny(*names, "short_seed1")
     assert trained(ran) == ["short_seed1"]
-    assert "trained once more: short_seed1 (its weights" in capsys.readouterr().out
+    assert "training again: short_seed1 (its weights" in capsys.readouterr().out
 
 
-def test_what_is_trained_once_more_is_said_with_the_reason(tiny, capsys):
+def test_the_reason_for_training_again_is_printed(tiny, capsys):
     out, _ = tiny("--models", "short", "--seeds", "1")
     without_folders(out)
     capsys.readouterr()
     _, ran = tiny("--models", "short", "longest", "--seeds", "1")
     assert sorted(trained(ran)) == ["longest_seed1", "short_seed1"]
-    assert (
-        "trained once more: short_seed1 (not scored as these --models, --stride and --histories "
-        "ask for)\n"
-    ) in capsys.readouterr().out
+    reason = "scored with other --models, --stride or --histories"
+    assert f"training again: short_seed1 ({reason})\n" in capsys.readouterr().out
 
 
 def test_further_seeds_have_the_steps_of_the_first(tiny, monkeypatch):
     out, _ = tiny("--models", "long_from_short", "--seeds", "1")
     without_folders(out)
-    # the times are measured anew, for the weights of the first seed are needed
+    # the times are measured again, because the weights of the first seed are needed
     monkeypatch.setattr("experiments.table4.jobs._affordable_steps", lambda *_: 40)
     _, ran = tiny("--models", "long_from_short", "short_then_long", "--seeds", "2")
     (train,) = (command for command in ran if trained([command]) == ["long_from_short_seed2"])
@@ -56,7 +54,7 @@ def test_further_seeds_have_the_steps_of_the_first(tiny, monkeypatch):
 
 
 def test_seeds_that_start_together_have_the_same_steps(tiny, monkeypatch):
-    """Those of their own times, not of the sums of a first seed that is trained once more, too."""
+    """Steps follow from new times, not from the sums of a first seed that is trained again."""
     out, _ = tiny("--models", "long_from_short", "--seeds", "2")
     without_folders(out)
     monkeypatch.setattr("experiments.table4.jobs._affordable_steps", lambda *_: 20)
@@ -70,7 +68,7 @@ def test_seeds_that_start_together_have_the_same_steps(tiny, monkeypatch):
         return []
 
     monkeypatch.setattr(sweep, "run_tasks", all_at_once)
-    with pytest.raises(ValueError, match="holds no run to report on"):
+    with pytest.raises(ValueError, match="has no run to report on"):
         tiny("--models", "long_from_short", "longest", "--seeds", "2")
     assert {trained_for[f"long_from_short_seed{n}"] for n in (1, 2)} == {"optim.max_steps=20"}
 
@@ -90,7 +88,7 @@ def test_runs_on_another_text_are_refused(monkeypatch, corpus, other_corpus, tmp
     here("--models", "short", "--seeds", "1")
     shutil.rmtree(data)
     shutil.copytree(other_corpus, data)
-    with pytest.raises(ValueError, match=r"short_seed1 is of a run .* take the .*another --out"):
+    with pytest.raises(ValueError, match=r"short_seed1 belongs to .* Use the .*another --out"):
         here("--models", "short", "long", "--seeds", "1", "--sums", str(tmp_path / "elsewhere"))
 
 
@@ -106,7 +104,7 @@ def test_a_finished_run_is_known_without_its_checkpoint_its_folder_or_its_text(
     state.write_text("{")
     tiny(*names, "--report-only")
     without_folders(out)
-    (out / "short_seed1").mkdir()  # an empty folder is no run
+    (out / "short_seed1").mkdir()  # an empty folder is not a run
     assert tiny(*names)[1] == []
 
 
@@ -144,7 +142,7 @@ def test_a_report_on_a_part_of_the_sweep_scores_nothing(tiny, monkeypatch, capsy
     assert "not in the report: not trained and scored: long_seed1\n" in capsys.readouterr().out
     assert table[0] == complete[0] and table[1]["nats"] != complete[1]["nats"]
 
-    with pytest.raises(ValueError, match="not scored as these --models, --stride and --hist"):
+    with pytest.raises(ValueError, match="scored with other --models, --stride or --hist"):
         report_only(tiny, monkeypatch, "short")  # whose windows begin earlier without the long one
     shutil.rmtree(out / "short_seed2")  # of a run, the sums alone are needed
     assert report_only(tiny, monkeypatch, *names)[0] == {"short": 2, "long": 1}
@@ -194,7 +192,7 @@ def test_sums_of_half_a_run_or_of_another_text_or_run_are_not_reported(
     evaluations = [r | {"step": step} for r in scored.about["evaluations"]]
     about = scored.about | {"step": step, "evaluations": evaluations}
     write_scored(replace(scored, config=other, about=about), text, sums)
-    with pytest.raises(ValueError, match=rf"seed2.npz was trained for {step} steps, and another"):
+    with pytest.raises(ValueError, match=rf"seed2.npz has {step} steps, but another"):
         report_only(tiny, monkeypatch, *names)
 
 
@@ -218,7 +216,7 @@ def test_what_is_extended_is_reported_without_its_first_part_but_not_without_its
     scored, text = read_scored(sums / "short_then_long_seed1.npz")
     write_scored(replace(scored, about=scored.about | {"before": None}), text, out / "sums")
     assert report_only(tiny, monkeypatch, *names)[0] == {"short_then_long": 1}
-    assert "took whose weights it starts with: short_then_long_seed1\n" in capsys.readouterr().out
+    assert "it starts from is unknown: short_then_long_seed1\n" in capsys.readouterr().out
 
 
 def test_corpora_of_other_trainings_are_not_mixed(tiny, monkeypatch, corpus, other_corpus, capsys):
@@ -229,7 +227,7 @@ def test_corpora_of_other_trainings_are_not_mixed(tiny, monkeypatch, corpus, oth
     write_scored(replace(scored, about=scored.about | {"gpu_hours": 9.0}), text, out / "sums")
     tiny("--models", "short", *on_both, "--report-only")
     said = capsys.readouterr().out
-    assert "scored on one text, trained anew, and scored on another: short_seed1\n" in said
+    assert "trained again between the scorings of two texts: short_seed1\n" in said
     path.unlink()
     tiny("--models", "short", *on_both, "--report-only")
     assert "not in the report: not trained and scored: short_seed1\n" in capsys.readouterr().out

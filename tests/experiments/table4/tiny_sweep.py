@@ -68,7 +68,7 @@ def train(arguments: list[str]) -> None:
 
     config = load_config(arguments)
     out, key = Path(config.run.out_dir), what_is_trained(config)
-    is_new = not (out / RUN_CONFIG).exists()  # or it goes on, which is another training
+    is_new = not (out / RUN_CONFIG).exists()  # resuming counts as another training
     if is_new and key in _trained:
         shutil.copytree(_trained[key].name, out, dirs_exist_ok=True)
         (out / RUN_CONFIG).write_text(to_yaml(config))

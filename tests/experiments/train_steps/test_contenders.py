@@ -9,17 +9,17 @@ from experiments.train_steps import contenders
 from model.config import ModelConfig
 
 
-def test_beside_nanogpt_ours_has_its_model_too(monkeypatch):
+def test_compared_nanogpt_ours_has_its_model_too(monkeypatch):
     made = []
     monkeypatch.setattr(contenders, "our_step", lambda config, **_: made.append(config))
     config, tokens = ModelConfig(context_length=64), torch.zeros(1, 64, dtype=torch.int64)
     options = {"butterfly": False, "attentions": False, "hugging_face": False}
-    alone, beside = (
+    alone, compared = (
         contenders.contenders(config, tokens, tokens, Namespace(**options, nanogpt=folder))
         for folder in (None, Path("nanoGPT"))
     )
     assert [*alone] == ["ours"]
-    assert [*beside] == ["ours", "ours, no biases", "nanoGPT, flash", "nanoGPT, cuDNN"]
+    assert [*compared] == ["ours", "ours, no biases", "nanoGPT, flash", "nanoGPT, cuDNN"]
     for name in ("ours", "ours, no biases"):
-        beside[name]()
+        compared[name]()
     assert [ours.bias for ours in made] == [True, False]

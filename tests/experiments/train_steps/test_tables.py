@@ -18,10 +18,10 @@ def made_up_row(context_length, name, tokens_per_s):
 def test_speeds_are_told_beside_nanogpts():
     rows = [made_up_row(n, "ours", 300_000) for n in (1024, 4096)]
     rows.append(made_up_row(4096, "nanoGPT, cuDNN", 240_000))
-    alone, beside = draw_speed({"rows": rows}).axes
+    alone, compared = draw_speed({"rows": rows}).axes
     assert [text.get_text() for text in alone.texts] == ["300"]
-    assert [text.get_text() for text in beside.texts] == ["300, 1.25x", "240, 1.00x"]
-    colours = [patch.get_facecolor() for patch in beside.patches]
+    assert [text.get_text() for text in compared.texts] == ["300, 1.25x", "240, 1.00x"]
+    colours = [patch.get_facecolor() for patch in compared.patches]
     assert colours[0] != colours[1]
 
 
