@@ -56,8 +56,7 @@ def head_attention(
     factor: Tensor | None = None,
     scores_per_chunk: int = 2**25,
 ) -> dict[str, Tensor]:
-    """Attention of one head in plain PyTorch, in the dtype of its inputs, a chunk of rows at a
-    time.
+    """Attention of one head in plain PyTorch, in the dtype of its inputs, in chunks of rows.
 
     Args:
         head: q, k, v and dout, (T, D).

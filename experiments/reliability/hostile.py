@@ -47,7 +47,9 @@ def commands(world: World) -> dict[str, tuple]:
     classes = (world.classes, *CPU)
     return {
         "train.py": (train.main, *gpt, f"run.out_dir={run}", "optim.max_steps=9"),
-        "run.init_from": (train.main, *gpt, f"run.init_from={run}", f"run.out_dir={folder / 'new'}"),
+        "run.init_from": (
+            train.main, *gpt, f"run.init_from={run}", f"run.out_dir={folder / 'new'}",
+        ),
         "train.py, a classifier": (train.main, *classes, f"run.out_dir={run}"),
         "run.init_from, a classifier": (
             train.main, *classes, f"run.init_from={run}", f"run.out_dir={folder / 'new'}",

@@ -265,8 +265,8 @@ def secrets(world: World, n: int) -> Row:
             changes["config.yaml", f"{key} {text}"] = _replaced(key, f' "{text}"')
         for key in ("config__run__init_from", "config__data__path", "config__optim__schedule"):
             changes["state.json", f"{key} {text}"] = _json(**{key: text})
-    for how, content in MALFORMED.items():
-        changes["config.yaml", how] = _text(content)
+    for kind, content in MALFORMED.items():
+        changes["config.yaml", kind] = _text(content)
     with tempfile.TemporaryDirectory() as folder:
         for number, content in enumerate(PRIVATE):
             private = Path(folder) / str(number)
@@ -282,10 +282,10 @@ def wrong_types(world: World, n: int) -> Row:
     for name, keys in SETTINGS.items():
         for key in keys:
             for value in WRONG:
-                how = f"{key} = {value!r}"[:60]
+                change = f"{key} = {value!r}"[:60]
                 record = json.dumps({"step": 8, "loss": 1.0} | {key: value})
                 lines = name == "metrics.jsonl"
-                changes[name, how] = _record(record) if lines else _json(**{key: value})
+                changes[name, change] = _record(record) if lines else _json(**{key: value})
     return _row(world, "somebody's run: wrong types", changes, n)
 
 
@@ -316,6 +316,6 @@ def other_weights(world: World, n: int) -> Row:
         ("model.safetensors", "NaN"): _not_finite(torch.nan),
         ("model.safetensors", "infinite"): _not_finite(-np.inf),
     }
-    must_refuse = dict.fromkeys((how for _, how in changes), OPENS)
+    must_refuse = dict.fromkeys((change for _, change in changes), OPENS)
     must_refuse["another decoder"] = OPENS - {"run.init_from"}
     return _row(world, "another tokenizer, broken weights", changes, n, must_refuse)

@@ -61,7 +61,12 @@ from experiments.sweep import task_of, train_and_report
 from experiments.table4.jobs import Job, check_texts, final_arguments, make_jobs
 from experiments.table4.questions import PAIRS
 from experiments.table4.report import write_table4
-from experiments.table4.unfinished import jobs_here, print_skipped, read_sums, without_sums
+from experiments.table4.unfinished import (
+    print_skipped,
+    read_sums,
+    select_local_jobs,
+    without_sums,
+)
 
 
 def make_plan(
@@ -121,11 +126,11 @@ def check_scorable(
 
 
 def train_and_score(
-    job: Job, plan: Plan, score_on: Sequence[Path], sums: Path, here: Collection[Path]
+    job: Job, plan: Plan, score_on: Sequence[Path], sums: Path, local: Collection[Path]
 ) -> Task:
     """Task that trains a run and scores it on all corpora.
 
-    `here` has the folders of all runs that are trained on this machine.
+    `local` has the folders of all runs that are trained on this machine.
     """
 
     options = [
@@ -135,7 +140,7 @@ def train_and_score(
     ]
 
     def commands(n_gpu: int) -> list[list[str]]:
-        train = python_command(n_gpu, "train.py", *final_arguments(job, sums, here))
+        train = python_command(n_gpu, "train.py", *final_arguments(job, sums, local))
         arguments = map(str, ("scripts.evaluate", job.folder, *options))
         scoring = python_command(n_gpu, "-m", *arguments)
         return [scoring] if job.is_finished else [train, scoring]
@@ -213,10 +218,10 @@ def main(args: Namespace) -> None:
     tasks = []
     if not args.report_only:
         reasons = without_sums(jobs, plan, texts, sums)
-        here = jobs_here(jobs, args.only or ["*"], sums, reasons)
-        print_skipped(jobs, here, reasons, sums)
-        folders = {job.folder for job in here}
-        tasks = [train_and_score(job, plan, score_on, sums, folders) for job in here]
+        local = select_local_jobs(jobs, args.only or ["*"], sums, reasons)
+        print_skipped(jobs, local, reasons, sums)
+        folders = {job.folder for job in local}
+        tasks = [train_and_score(job, plan, score_on, sums, folders) for job in local]
     train_and_report(
         tasks,
         partial(report, jobs, plan, args.budget, texts, sums, out),

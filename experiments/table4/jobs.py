@@ -182,12 +182,12 @@ def make_jobs(
     return sorted(jobs, key=lambda job: (job.seed, -chain(job.folder)))
 
 
-def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[str, ...]:
+def final_arguments(job: Job, sums: Path, local: Collection[Path] = ()) -> tuple[str, ...]:
     """Final arguments of train.py, once all runs that the job depends on are finished.
 
     A started run keeps its number of steps, and other seeds use that of the first seed, wherever it
-    was trained. Costs are read from `sums`, except for runs that are trained `here`: the `sums` of
-    those are outdated.
+    was trained. Costs are read from `sums`, except for `local` runs, which are trained on this
+    machine: their `sums` are outdated.
     """
     model = MODELS[job.name]
     if model.same_time_as is None:
@@ -196,7 +196,7 @@ def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[
     started = [path for f in (job.folder, first) if (path := f / RUN_CONFIG).exists()]
     if started:
         steps = load_config([str(started[0])]).optim.max_steps
-    elif first not in {job.folder, *here} and (cost := training_cost(first, sums)) is not None:
+    elif first not in {job.folder, *local} and (cost := training_cost(first, sums)) is not None:
         steps = cost["step"]
     else:
         steps = _affordable_steps(job, model, sums)
@@ -204,8 +204,9 @@ def final_arguments(job: Job, sums: Path, here: Collection[Path] = ()) -> tuple[
 
 
 def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
-    """Number of steps that fit into the GPU-hours of `same_time_as`, at the speed of an equal
-    model.
+    """Number of steps that fit into the GPU-hours of `same_time_as`.
+
+    The speed is that of a model whose steps take as long.
 
     Times are those of the first seed, so that all seeds have the same steps.
 

@@ -51,7 +51,7 @@ def without_sums(
     return reasons
 
 
-def jobs_here(
+def select_local_jobs(
     jobs: Sequence[Job], patterns: Sequence[str], sums: Path, without: Collection[str]
 ) -> list[Job]:
     """Select the unfinished runs that match a pattern, in the order of the patterns.
@@ -77,9 +77,9 @@ def jobs_here(
         & (matched.keys() - folders)
     ):
         folders |= more
-    here = [job for job in matched.values() if job.folder in folders]
+    local = [job for job in matched.values() if job.folder in folders]
 
-    new = [job for job in here if job.progress is None]
+    new = [job for job in local if job.progress is None]
     elsewhere = {folder for job in new for folder in job.needs} - folders
     weights = set().union(*map(_weights, new)) - {job.folder for job in jobs if job.is_finished}
     missing = sorted(f.name for f in elsewhere if f in weights or training_cost(f, sums) is None)
@@ -88,7 +88,7 @@ def jobs_here(
             f"--only leaves out {', '.join(missing)}, which other runs need. Add them to --only, "
             f"or copy their folders here (if only their time is needed, their files in {sums})"
         )
-    return here
+    return local
 
 
 def _weights(job: Job) -> set[Path]:
@@ -96,31 +96,31 @@ def _weights(job: Job) -> set[Path]:
     return {Path(job.config.run.init_from)} if job.config.run.init_from else set()
 
 
-def _dependencies(job: Job, here: Collection[Path]) -> set[Path]:
-    """Folders of the runs `here` that must be trained for a run."""
+def _dependencies(job: Job, local: Collection[Path]) -> set[Path]:
+    """Folders of the runs in `local` that must be trained for a run."""
     if job.progress is not None:
         return set()
     weights = _weights(job)
     # Times must come from one machine: if one of these runs is timed again, all are.
     times = set(job.needs) - (weights if job.seed > 1 else set())
-    return weights | times if times & {*weights, *here} else weights
+    return weights | times if times & {*weights, *local} else weights
 
 
 def print_skipped(
-    jobs: Sequence[Job], here: Sequence[Job], reasons: Mapping[str, str], sums: Path
+    jobs: Sequence[Job], local: Sequence[Job], reasons: Mapping[str, str], sums: Path
 ) -> None:
-    """Print which of `jobs` need no work, and which of those `here` are trained again.
+    """Print which of `jobs` need no work, and which of those in `local` are trained again.
 
     `reasons` is the result of `without_sums`.
     """
-    names = {job.folder.name for job in here}.union(reasons)
+    names = {job.folder.name for job in local}.union(reasons)
     kept = [name for job in jobs if (name := job.folder.name) not in names]
     if kept:
         print(
             f"skipped, because {sums} has their scores (to train them again, give their full names "
             f"in --only): {', '.join(kept)}"
         )
-    for job in here:
+    for job in local:
         name = job.folder.name
         if job.progress is None and any(sums.glob(f"*/{name}.npz")):
             why = reasons.get(name, "its weights or time are needed, or --only has its name")

@@ -52,7 +52,7 @@ def test_options_that_do_not_go_together_are_refused(command, capsys):
 def test_a_gpu_is_needed_by_some(command, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     main, given = command(on_gpu=True)
-    with pytest.raises(SystemExit, match="measured on a GPU, and PyTorch sees none"):
+    with pytest.raises(SystemExit, match="needs a GPU, but PyTorch finds none"):
         main([])
     assert not given
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

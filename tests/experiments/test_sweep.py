@@ -42,7 +42,7 @@ def test_only_training_needs_gpus(tmp_path, monkeypatch):
     reported = []
     train_and_report([], reported.append, gpus_per_run=8)
     assert reported == [[]]
-    with pytest.raises(ValueError, match="--gpus-per-run=8, and there are 1"):
+    with pytest.raises(ValueError, match="--gpus-per-run=8 must be at most 1"):
         train_and_report([task("a", tmp_path)], reported.append, gpus_per_run=8)
 
 

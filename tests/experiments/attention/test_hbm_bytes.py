@@ -69,7 +69,7 @@ def test_ncu_output_is_summed_over_kernels():
 
 @pytest.fixture
 def fake_ncu(tmp_path, monkeypatch):
-    """Put a fake `ncu` on the PATH, with a given output and exit status; it records its arguments."""
+    """Put a fake `ncu` on the PATH, with an output and an exit status; it records its arguments."""
 
     def install(text, code):
         (tmp_path / "text").write_text(text)

@@ -201,7 +201,7 @@ def test_the_tutorial_lacks(option):
 
 
 def test_a_file_that_is_not_the_tutorial(tmp_path):
-    advice = "give Triton's 06-fused-attention.py"
+    advice = "use Triton's 06-fused-attention.py"
     for path in (tmp_path, tmp_path / "missing.py"):
         with pytest.raises(FileNotFoundError, match=f"--tutorial={path} is not a file: {advice}"):
             load_tutorial(path)

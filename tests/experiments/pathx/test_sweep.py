@@ -96,7 +96,7 @@ def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys, monkeypa
 
 
 def test_a_stage_needs_the_one_before(tiny: Path):
-    with pytest.raises(ValueError, match=r"pathx begins with .* path64, .*add path64 to --stages"):
+    with pytest.raises(ValueError, match=r"pathx starts from .* path64, .*Add path64 to --stages"):
         make_runs(["pathx"], [1], tiny / "out")
 
 

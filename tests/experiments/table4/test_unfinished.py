@@ -27,7 +27,7 @@ def test_a_pattern_leaves_out_what_is_known_and_a_full_name_does_not(tiny, capsy
     capsys.readouterr()
     _, ran = tiny(*names, "*_seed1")
     assert ran == []
-    assert "(or name them in full in --only): long_seed1, short_seed1\n" in capsys.readouterr().out
+    assert "full names in --only): long_seed1, short_seed1\n" in capsys.readouterr().out
     _, ran = tiny(*names, "short_seed1")
     assert trained(ran) == ["short_seed1"]
     assert "training again: short_seed1 (its weights" in capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_sums_of_half_a_run_or_of_another_text_or_run_are_not_reported(
     half = replace(scored, about=scored.about | {"step": 10})
     for run, of_text, why in (
         (half, text, "scored before it was finished"),
-        (scored, replace(text, sha256="0"), "scored on another text that is called shards"),
+        (scored, replace(text, sha256="0"), "scored on another text with the name shards"),
     ):
         write_scored(run, of_text, sums)
         seeds, _ = report_only(tiny, monkeypatch, *names)

@@ -107,5 +107,5 @@ def test_another_loss_gets_no_speed(loss, losses, tmp_path, capsys):
 @pytest.mark.parametrize("command", [benchmark_attention, speed, lra_speed])
 def test_a_gpu_is_needed(command, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="measured on a GPU, and PyTorch sees none"):
+    with pytest.raises(SystemExit, match="needs a GPU, but PyTorch finds none"):
         command.main(["--preset", "peers"] if command is benchmark_attention else [])
