@@ -4,16 +4,16 @@
     torchrun --standalone --nproc_per_node=8 train.py configs/gpt2_small_4k.yaml optim.lr=3e-4
     python train.py configs/pathx/path64.yaml run.seed=7           a classifier
     python train.py configs/lra/image.yaml --help                  every setting, with its value
-    python train.py configs/gpt2_medium_4k.yaml --dry-run=8        what it needs of eight GPUs
+    python train.py configs/gpt2_medium_4k.yaml --dry-run=8        its memory on eight GPUs
 
-The first argument is a configuration, the others replace single values of it. The run goes into
-run.out_dir: config.yaml, metrics.jsonl and checkpoints. Started again, it resumes from its newest
-checkpoint, with the same samples and the same losses as if it had never stopped; while it is still
-running, a second start is refused. run.init_from names another run to take the first weights from.
+The first argument is a configuration; the others override single values. A run writes into
+run.out_dir: config.yaml, metrics.jsonl and checkpoints. The same command resumes it from its newest
+checkpoint, with the same samples and losses as if it had never stopped. While it is still running,
+a second start is refused. run.init_from names another run whose weights this one starts with.
 
-A classifier also keeps best.safetensors, the weights that did best on the validation split, and
-finally scores them on the test split. Before its labels it may learn the tokens of the same
-examples (objective=masked or causal); losses and accuracies are then those of predicted tokens:
+A classifier also saves the weights with the best validation accuracy as best.safetensors, and
+evaluates them on the test split at the end. It can be pretrained on the tokens of the same examples
+(objective=masked or causal); losses and accuracies are then those of predicted tokens:
 
     python train.py configs/lra/image.yaml objective=masked run.out_dir=out/lra/image_masked
     python train.py configs/lra/image.yaml run.init_from=out/lra/image_masked
@@ -27,8 +27,8 @@ from training.signals import end_by, if_interrupted
 from training.tasks import explain_if_asked, read_run
 
 if __name__ == "__main__":
-    # What follows loads PyTorch, which takes seconds; help, a misspelt key and data that are not
-    # there need not wait for it.
+    # The imports below load PyTorch, which takes seconds. Help, a misspelt key or missing data
+    # should not have to wait for it.
     end_at_once_on_ctrl_c()
     with errors_as_sentences():
         explain_if_asked(__doc__, sys.argv[1:])
@@ -86,27 +86,27 @@ def main(argv: Sequence[str]) -> dict[str, float]:
     with (
         start_processes(config.run.device, context=n_context) as processes,
         deterministic_algorithms(config.run.deterministic),
-        lock_run_dir(Path(config.run.out_dir), processes),  # before anything there is read
+        lock_run_dir(Path(config.run.out_dir), processes),  # before its files are read
     ):
         return Trainer(config, processes).train()
 
 
 class Trainer:
-    """One run, from its first or its last saved step to optim.max_steps.
+    """One run, from step 0 or its last checkpoint to optim.max_steps.
 
-    All processes of the run make one. The task has the data, the model and its loss; step,
-    validation, checkpoints and records are here.
+    Every process creates one. The task owns the data, the model and its loss; the trainer owns
+    steps, validation, checkpoints and records.
     """
 
     def __init__(self, config: RunConfiguration, processes: Processes) -> None:
         """Open the data, make the model and its optimizer, and resume if there is a checkpoint.
 
         Raises:
-            ValueError, FileNotFoundError: data, checkpoint and configuration do not fit together.
+            ValueError, FileNotFoundError: data, checkpoint and configuration do not match.
         """
         self.config, self.processes = config, processes
         self.run_dir = Path(config.run.out_dir)
-        # the same weights on every process, then dropout of its own
+        # Same seed for the weights on every process; below, one seed per rank for dropout.
         torch.manual_seed(config.run.seed)
         torch.set_float32_matmul_precision("high")
         self.task: Task = TASKS[config.task](config, processes)
@@ -147,14 +147,14 @@ class Trainer:
         """Load the newest checkpoint, or the weights of run.init_from, and note the start."""
         config, task, processes = self.config, self.task, self.processes
         folder, damaged = find_resume_checkpoint(config.run, processes)
-        self.news += [f"set aside as damaged: {name}" for name in damaged]
+        self.news += [f"damaged checkpoint renamed to {name}" for name in damaged]
         source, origin_step = None, None
         if folder is not None:
             checkpoint = Checkpoint.open(folder)
             if checkpoint.task not in (None, config.task):
                 raise ValueError(
-                    f"run.out_dir={self.run_dir} holds a run of task={checkpoint.task}, and this "
-                    f"is one of task={config.task}: choose another folder"
+                    f"run.out_dir={self.run_dir} has a run of task={checkpoint.task}, and must be "
+                    f"empty or have one of task={config.task}. Try another run.out_dir"
                 )
             self.first = checkpoint.progress
             kept = self.finite.kept
@@ -167,7 +167,7 @@ class Trainer:
         elif config.run.init_from is not None:
             source = Path(config.run.init_from)
             origin, origin_step = task.take_weights(source)
-            self.news.append(f"starting with the weights of {origin}")
+            self.news.append(f"initial weights: {origin}")
         task.open(self.run_dir, self.first.step)
         if not processes.is_main:
             return
@@ -210,7 +210,7 @@ class Trainer:
                 self.save_and_end(stopped.number)
 
     def loop(self) -> dict[str, float]:
-        """Validate, save and step to the last step; returns the values of the last validation."""
+        """Validate, save and step until the last step; returns the last validation's values."""
         last_step, log_every = self.config.optim.max_steps, self.config.run.log_every
         batch = None
         while True:
@@ -219,7 +219,7 @@ class Trainer:
             if self.step >= last_step:
                 return self.finish()
             self.take_step(batch or self.task.batch(self.step))
-            # read while the GPU works on the step
+            # Read the next batch while the GPU computes this step.
             batch = self.task.batch(self.step) if self.step < last_step else None
             if self.step % log_every == 0 or self.step == last_step:
                 self.report()
@@ -239,10 +239,10 @@ class Trainer:
         if self.profiler is not None and self.profiler.step():
             with self.watch.paused():
                 self.log.say(self.profiler.report())
-        self.stop.watch()  # until here, as the first step compiles, there is nothing to save
+        self.stop.watch()  # not earlier: there is nothing to save while the first step compiles
 
     def start_stage(self, stage: int) -> None:
-        """Take steps on the loss of a stage, whose batches have a shape of their own."""
+        """Switch to the loss of a stage, whose batches may have other shapes."""
         self.stage = stage
         self.graphed_step = GraphedStep(
             partial(train_step, self.task.loss(stage), self.parallel, self.finite),
@@ -253,11 +253,11 @@ class Trainer:
         )
 
     def validate_and_save(self) -> None:
-        """Validate and save where they are due, on all processes, between two steps."""
+        """Between two steps, validate and save if either is due, on all processes."""
         step, run = self.step, self.config.run
         is_last, is_new = step >= self.config.optim.max_steps, step > self.first.step
         val_loss = None
-        # a validation that was stopped is repeated when the run resumes
+        # A validation that was interrupted is repeated when the run resumes.
         is_due = step > 0 and step % run.eval_every == 0
         if is_last or (is_due and (is_new or self.first.val_loss is None)):
             with self.watch.paused():
@@ -269,15 +269,15 @@ class Trainer:
                 self.record(self.validated)
         if is_new and (is_last or step % run.save_every == 0):
             self.save_is_due = True
-        # While steps are being skipped, the weights may be ruined: a save waits until a step is
-        # taken. Only then does the host wait for the GPU in each step.
+        # While steps are being skipped, the weights may be ruined, so a save waits until a step is
+        # taken. Only while a save is due does the host wait for the GPU in each step.
         if self.save_is_due and (val_loss is not None or not self.finite.skipped_in_a_row()):
             self.save_is_due = False
             with self.watch.paused():
                 self.save(val_loss)
 
     def save(self, val_loss: float | None = None) -> None:
-        """Begin to save a checkpoint in the background."""
+        """Start saving a checkpoint in the background."""
         self.task.check_data(wait=True)
         self.saver.check()
         self.log.sync()  # a checkpoint relies on the records before it
@@ -294,7 +294,7 @@ class Trainer:
         self.saver.save(progress, self.task.model, self.optimizer, self.finite.kept)
 
     def report(self) -> None:
-        """Record the steps since the last report: the only time that the host waits for the GPU.
+        """Record the steps since the last report; the only place where the host waits for the GPU.
 
         Raises:
             FloatingPointError: the last run.max_skipped steps were skipped.
@@ -311,16 +311,15 @@ class Trainer:
         check_skipped(window, self.config.run.max_skipped, self.saver, self.run_dir, self.step)
 
     def check_anomalies(self, window: Window) -> dict[str, Any]:
-        """Report skipped steps and spikes of the loss; returns them for the record."""
+        """Log skipped steps and loss spikes; returns them for the record."""
         values: dict[str, Any] = {}
         if window.n_skipped:
             samples = self.task.samples
             skipped = [[samples(n), samples(n + 1) - 1] for n in window.skipped]
             values = {"skipped": window.n_skipped, "skipped_samples": skipped}
             self.log.say(
-                f"skipped {window.n_skipped} of the steps up to {self.step}, as the loss or "
-                "gradient is not finite: "
-                f"samples {', '.join(f'{first} to {last}' for first, last in skipped)}"
+                f"skipped {window.n_skipped} step(s) up to step {self.step}: loss or gradient not "
+                f"finite, samples {', '.join(f'{first} to {last}' for first, last in skipped)}"
                 + (" and more" if window.n_skipped > len(skipped) else "")
             )
         loss = window.means["loss"]
@@ -332,11 +331,11 @@ class Trainer:
             )
         return values
 
-    def record(self, what: Record, **values: Any) -> None:
-        """Write one line of metrics.jsonl, and one on the console."""
-        values |= {"gpu_hours": self.watch.gpu_hours} | what.values
+    def record(self, record: Record, **values: Any) -> None:
+        """Write one line to metrics.jsonl and one to the console."""
+        values |= {"gpu_hours": self.watch.gpu_hours} | record.values
         count = {self.task.unit: self.task.count(self.step)}
-        self.log.record(what.text, step=self.step, **count, **values)
+        self.log.record(record.text, step=self.step, **count, **values)
 
     def finish(self) -> dict[str, float]:
         """Wait for the last checkpoint and record the task's final evaluation."""
@@ -344,14 +343,16 @@ class Trainer:
         self.saver.confirm(self.step + 1)  # validated, and no step follows
         self.saver.finish()
         if self.profiler is not None and self.profiler.unfinished():
-            self.log.say(f"run.profile={self.config.run.profile}: no profile, too few steps left")
+            self.log.say(
+                f"run.profile={self.config.run.profile}: no profile: too few steps left in this run"
+            )
         result = self.task.finish(self.compiled, self.validated, self.stop)
         self.saver.check()
         self.record(result)
         return result.values
 
     def save_and_end(self, signal_number: int) -> NoReturn:
-        """Save what is not saved yet, on all processes, and end by the signal."""
+        """Save unsaved steps on all processes, then exit by the signal."""
         if self.saver.last_step != self.step:
             with self.watch.paused():
                 self.save()
@@ -363,7 +364,7 @@ class Trainer:
 
 
 def resume_hint(config: RunConfiguration) -> str:
-    """Where the same command resumes the run."""
+    """Sentence that says where the same command will resume the run."""
     checkpoint = latest_checkpoint(Path(config.run.out_dir))
     if checkpoint is None:
         return (

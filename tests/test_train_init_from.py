@@ -47,7 +47,7 @@ def test_starts_with_the_weights_of_another_run(run, source, capsys):
     assert losses(run.out_dir)[1] == pytest.approx(source.result["val_loss"], abs=0.3)
     assert source.result["val_loss"] < math.log(300) - 1.5
     checkpoint = latest_checkpoint(source.folder)
-    assert f"starting with the weights of {checkpoint}\n" in capsys.readouterr().out
+    assert f"initial weights: {checkpoint}\n" in capsys.readouterr().out
     progress = Checkpoint.open(latest_checkpoint(run.out_dir)).progress
     assert (progress.step, progress.tokens) == (1, 256)
 
@@ -74,7 +74,7 @@ def test_rotary_positions_reach_over_a_longer_context(run, tmp_path, capsys):
         result = run(init, *longer, option, f"run.out_dir={tmp_path / name}")
         assert result["val_tokens"] == there["val_tokens"]
         assert result["val_loss"] < math.log(300) - 1
-    scaled, base = re.findall("starting with the weights of .*", capsys.readouterr().out)
+    scaled, base = re.findall("initial weights: .*", capsys.readouterr().out)
     assert scaled.endswith("; model.rope_scaling is 1.0 there and 2.0 here")
     assert base.endswith("; model.rope_base is 10000.0 there and 40000.0 here")
     # the other context alone: no position is turned otherwise than it was
@@ -127,9 +127,7 @@ def test_starts_with_a_chosen_checkpoint_of_another_run(run, tmp_path, capsys):
         options = [] if choice is None else [f"run.init_checkpoint={choice}"]
         capsys.readouterr()
         run(f"run.init_from={source}", *options, *STAND_STILL, f"run.out_dir={out}")
-        assert f"starting with the weights of {source}/checkpoints/step_{step:08d}" in (
-            capsys.readouterr().out
-        )
+        assert f"initial weights: {source}/checkpoints/step_{step:08d}" in (capsys.readouterr().out)
         # what it took belongs to the run, and no more than that
         assert whole_cost(out)["tokens"] == 256 * (step + 1)
         shutil.rmtree(out)
@@ -167,7 +165,7 @@ def test_two_processes_start_with_the_weights_of_another_run(run, source, tmp_pa
 
 
 def test_weights_of_another_model_are_refused(run, source):
-    with pytest.raises(ValueError, match=r"source is a run of another model") as refused:
+    with pytest.raises(ValueError, match=r"source has another model") as refused:
         run(source.init, "model.n_layer=3", "model.positions=rotary", "model.n_embd=64")
     for difference in (
         "model.n_layer is 2 there and 3 here",
@@ -183,7 +181,7 @@ def test_weights_for_another_tokenizer_are_refused(run, source):
     spec = json.loads(tokenizer.read_text())
     spec["model"]["merges"].pop()
     tokenizer.write_text(json.dumps(spec))
-    with pytest.raises(ValueError, match=r"the tokenizer has sha256 \w{64} there and \w{64} here"):
+    with pytest.raises(ValueError, match=r"sha256 \w{64}, that of this run has \w{64}"):
         run(source.init)
 
 

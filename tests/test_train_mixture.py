@@ -52,7 +52,7 @@ def test_refusals(run, corpus, other_corpus, tmp_path) -> None:
         run("data.weight=2")
     same_name = tmp_path / "other" / corpus.name
     shutil.copytree(other_corpus, same_name)
-    with pytest.raises(ValueError, match="have one name, by which records tell them apart"):
+    with pytest.raises(ValueError, match="must have different folder names, which identify them"):
         run(mix(same_name))
 
 
@@ -64,5 +64,5 @@ def test_another_tokenizer_is_refused(run, tmp_path) -> None:
     (tmp_path / "val.txt").write_text("a b c d e f g h. " * 40)
     source = open_source([str(tmp_path / "text.txt")], val=[str(tmp_path / "val.txt")])
     prepare(source, tmp_path / "letters", train_bpe=260)
-    with pytest.raises(ValueError, match="was made with the tokenizer .*prepare it with --token"):
+    with pytest.raises(ValueError, match="must have that of .*Prepare it with --token"):
         run(mix(tmp_path / "letters"))

@@ -147,5 +147,5 @@ def test_two_machines_find_each_other(run, tmp_path):
 
 
 def test_one_process_shares_no_sequence(run):
-    with pytest.raises(ValueError, match="parallel.context=2 processes share each .* there are 1"):
+    with pytest.raises(ValueError, match="context=2 must divide the number of processes, 1"):
         run(CONTEXT)

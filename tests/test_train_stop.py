@@ -24,7 +24,7 @@ WORDS = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
     signal.SIGHUP: "hung up",
-    signal.SIGUSR1: "told to end",
+    signal.SIGUSR1: "stopped by SIGUSR1",
 }
 
 

@@ -1,1 +1,1 @@
-"""What the training loop calls: optimizer, processes, checkpoints, evaluation, metrics."""
+"""Parts of the training loop: optimizer, processes, checkpoints, evaluation, metrics."""

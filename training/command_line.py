@@ -1,4 +1,4 @@
-"""How a command ends when its user can mend what went wrong, stops it, or asks how to call it."""
+"""Command-line helpers: errors without a stack trace, Ctrl-C, closed pipes, --help."""
 
 import argparse
 import os
@@ -11,25 +11,25 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from typing import NoReturn, ParamSpec, TypeVar
 
-from training.signals import end_stopped, is_stop, place, signals_raised
+from training.signals import end_stopped, is_stop, launched_rank, signals_raised
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _SENTENCES = (ValueError, OSError, FloatingPointError, MemoryError)
 _PATIENCE = 3.0
-"""Seconds within which torchrun ends the other processes of a machine when one of them fails."""
+"""Seconds that torchrun takes to end the other processes of a machine when one fails."""
 
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Print an error of the user's input, data or disk alone, without a stack trace, and exit 1.
+    """Print a user error as one line without a stack trace, and exit with status 1.
 
-    ValueError, OSError, FloatingPointError and MemoryError are raised for those throughout; any
-    other exception is a defect and keeps its trace. `python -X dev` keeps all of them. SIGINT
-    (Ctrl-C), SIGTERM, SIGHUP and SIGUSR1 are a sentence as well, to which `if_interrupted` adds,
-    and exit 130, 143, 129 and 138, or 0. Of the processes that torchrun started on a machine, the
-    first speaks, and another only if that one does not.
+    Throughout the project ValueError, OSError, FloatingPointError and MemoryError mean a problem
+    with the user's input, data or disk. Any other exception is a bug and keeps its trace.
+    `python -X dev` keeps all traces. SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGUSR1 also print one
+    line, which `if_interrupted` extends, and exit with 130, 143, 129 and 138, or 0. Under torchrun
+    the first process of a machine prints; another does so only if the first does not.
     """
     with signals_raised():
         try:
@@ -38,7 +38,7 @@ def errors_as_sentences() -> Iterator[None]:
         except BaseException as error:
             if is_stop(error):
                 end_stopped(error)
-            if isinstance(error, SystemExit):  # argparse has printed its help, perhaps
+            if isinstance(error, SystemExit):  # argparse may have printed its help
                 _flush_if_read()
                 raise
             if isinstance(error, BrokenPipeError) and _nobody_reads():
@@ -51,18 +51,18 @@ def errors_as_sentences() -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    if isinstance(error, MemoryError):  # mostly without a word
+    if isinstance(error, MemoryError):  # usually has no message
         return f"not enough memory ({error})" if str(error) else "not enough memory"
     return str(error)
 
 
 def _let_another_speak(is_sentence: bool) -> None:
-    """Wait to be ended by torchrun, as it does when another process fails.
+    """Give torchrun time to end this process because another one failed first.
 
-    The first waits with what is no sentence only: that may be the echo of another's end, as a
-    connection that is closed.
+    The first process waits only before a stack trace: that error may be a consequence of the other
+    failure, such as a closed connection.
     """
-    if (rank := place()) is not None:
+    if (rank := launched_rank()) is not None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(_PATIENCE if rank else 0 if is_sentence else _PATIENCE / 3)
 
@@ -75,22 +75,24 @@ def _flush_if_read() -> None:
 
 
 def _end_unread(error: BrokenPipeError) -> NoReturn:
-    """End because nobody reads what we print any more: `head` has seen enough, say."""
+    """Exit because the reader of stdout has gone, for example `head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise SystemExit(128 + signal.SIGPIPE) from error  # as SIGPIPE ends other commands
+    raise SystemExit(
+        128 + signal.SIGPIPE
+    ) from error  # the status of other commands that SIGPIPE ends
 
 
 def _nobody_reads() -> bool:
-    """Whether what we print goes into a pipe that nobody reads from any more."""
+    """Whether stdout is a pipe whose reader has gone."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def command_parser(text: str | None, module: ModuleSpec | None) -> argparse.ArgumentParser:
-    """A parser whose help begins with `text`, the docstring of a command's module.
+    """Argument parser whose help begins with `text`, the docstring of a command's module.
 
-    Its name comes from the module's `__spec__`, which is None where a file is run.
+    The program name comes from the module's `__spec__`, which is None if a file is run directly.
     """
     name = None if module is None else f"python -m {module.name.removesuffix('.__main__')}"
     raw = argparse.RawDescriptionHelpFormatter
@@ -98,19 +100,19 @@ def command_parser(text: str | None, module: ModuleSpec | None) -> argparse.Argu
 
 
 def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
-    """Add --checkpoint, which `chosen_checkpoint` takes."""
+    """Add the --checkpoint option; its value is an argument of `chosen_checkpoint`."""
     parser.add_argument(
         "--checkpoint",
         metavar="best|STEP|FOLDER",
-        help="the one with the lowest validation loss, of a step, or in a folder (default: the "
-        "newest)",
+        help="best (lowest validation loss), a step, or the folder of a checkpoint (default: the "
+        "newest checkpoint)",
     )
 
 
 def read_first(options: Callable[P, T]) -> Callable[P, T]:
-    """Call `options` at once if its module is the command that runs.
+    """Decorator: call `options` immediately if its module is the command being run.
 
-    So help and a wrong option need not wait for what is imported below it: PyTorch takes seconds.
+    Help and a wrong option then do not wait for the imports below it: PyTorch takes seconds.
     """
     if options.__module__ == "__main__":
         end_at_once_on_ctrl_c()
@@ -120,7 +122,7 @@ def read_first(options: Callable[P, T]) -> Callable[P, T]:
 
 
 def help_if_asked(text: str | None) -> None:
-    """Print `text` and exit where -h or --help is an argument; argparse does so by itself."""
+    """Print `text` and exit if -h or --help is given, for commands without argparse."""
     end_at_once_on_ctrl_c()
     if not {"-h", "--help"}.isdisjoint(sys.argv[1:]):
         with errors_as_sentences():
@@ -129,9 +131,9 @@ def help_if_asked(text: str | None) -> None:
 
 
 def end_at_once_on_ctrl_c() -> None:
-    """Without a trace of what is being imported, until `errors_as_sentences` has something to say.
+    """Let Ctrl-C exit without a stack trace during imports, until `errors_as_sentences` takes over.
 
-    Not where SIGINT is ignored, as nohup's shell does for what runs behind it.
+    An ignored SIGINT stays ignored: shells ignore it for background commands.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

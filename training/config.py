@@ -1,4 +1,4 @@
-"""What every run is told, whatever it learns. This needs no PyTorch."""
+"""Settings that all tasks share: run, parallelism and optimizer. Does not import PyTorch."""
 
 import math
 from dataclasses import dataclass
@@ -10,127 +10,124 @@ Dtype = Literal["bfloat16", "float32"]
 ActivationCheckpointing = Literal["none", "selective", "full"]
 
 RUN_CONFIG = "config.yaml"
-"""File in the folder of a run that holds its configuration."""
+"""Name of the configuration file in a run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where and how a run computes, and what it writes."""
+    """Settings of a run: device, precision, intervals and output files."""
 
     out_dir: str
-    """Folder of the run: config.yaml, metrics.jsonl, checkpoints. Made if missing."""
+    """Output folder of the run: config.yaml, metrics.jsonl, checkpoints. Created if missing."""
     seed: int = 1111
-    """Seed of the first weights, the order of the data and dropout, at least 0."""
+    """Seed of the initial weights, the data order and dropout, at least 0."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """What computes: auto takes a GPU where there is one, and the CPU elsewhere."""
+    """Device to train on. auto: a GPU if there is one, otherwise the CPU."""
     dtype: Dtype = "bfloat16"
-    """Precision of the activations and matrix products; the weights are always float32."""
+    """Precision of activations and matrix multiplications; weights are always float32."""
     compile: bool = True
-    """Whether torch.compile fuses the model: the first step takes a minute or so, the others less
-    time."""
+    """Compile the model with torch.compile: the first step takes about a minute, all later ones are
+    faster."""
     activation_memory: float = 1.0
-    """Share of what torch.compile would keep for the backward pass that it may keep, above 0: below
-    1 it computes the rest again, the cheapest first. A little below, 0.9 say, costs little; far
-    below, matrix products are computed again, too."""
+    """Activation memory budget of torch.compile, as a share of its default, above 0. Below 1 it
+    recomputes activations in the backward pass, the cheapest first. A value such as 0.9 costs
+    little; a much lower one also recomputes matrix multiplications."""
     activation_checkpointing: ActivationCheckpointing = "none"
-    """What a block keeps for the backward pass. none: all that it needs. selective: what went in,
-    and what attention gave; the rest is computed again, which costs less the longer the context.
-    full: what went in."""
+    """Activations that each block saves for the backward pass. none: all that it needs. selective:
+    its input and the output of attention; the rest is recomputed, at a relative cost that falls
+    with the context length. full: its input."""
     cuda_graph: bool = True
-    """Whether a GPU is told of a step's kernels at once, as a CUDA graph, rather than one by one;
-    with several GPUs also of what they exchange. false: to look for a mistake, or where a driver
-    does not take it."""
+    """Capture each training step in a CUDA graph, including the communication between GPUs. Set
+    false for debugging, or if the driver does not support it."""
     deterministic: bool = True
-    """Whether the same run must give the same bits: free with our attention; PyTorch's may be
-    slower with it."""
+    """Make repeated runs identical bit for bit: free with Papilio's attention; PyTorch's attention
+    may be slower."""
     log_every: int = 10
-    """Optimizer steps between records of the training loss; also how often host and GPU wait for
-    each other."""
+    """Optimizer steps between records of the training loss; the host waits for the GPU at each
+    record."""
     eval_every: int = 1000
-    """Optimizer steps between passes over the whole validation set; there is always one at the
+    """Optimizer steps between evaluations on the whole validation set; there is always one at the
     end."""
     save_every: int = 1000
     """Optimizer steps between checkpoints; there is always one at the end."""
     max_skipped: int = 10
-    """Optimizer steps in a row that may be skipped, as their loss or gradient is not finite; the
-    run ends with an error when log_every tells of so many."""
+    """Consecutive optimizer steps, skipped because their loss or gradient is not finite, that end
+    the run with an error. Checked every log_every steps."""
     keep_last: int = 2
-    """How many checkpoints to keep, the newest ones from which a step was taken; a newer one is
-    kept in addition."""
+    """Number of recent checkpoints to keep. Only checkpoints followed by a successful step count; a
+    newer one is kept in addition."""
     keep_best: bool = True
-    """Whether to keep the checkpoint with the lowest validation loss, too; it has one where
-    save_every is a multiple of eval_every."""
+    """Also keep the checkpoint with the lowest validation loss. Checkpoints have one if save_every
+    is a multiple of eval_every."""
     resume: Literal["auto", "previous", "never"] = "auto"
-    """What a run does whose out_dir has checkpoints. auto: it goes on from the newest. previous: as
-    auto, but from the newest that is whole; damaged ones are renamed. never: it refuses."""
+    """How to start if out_dir has checkpoints. auto: resume from the newest. previous: resume from
+    the newest intact one, and rename damaged ones. never: stop with an error."""
     init_from: str | None = None
-    """Folder of a run whose newest weights (a classifier's: its best) this run starts with;
-    optimizer, steps and data order are new. Read at the first start only: later starts go on from
-    out_dir, and must name a folder that is called the same, so that config.yaml always tells where
-    the weights came from."""
+    """Folder of another run whose newest weights (a classifier's: its best) this run starts with.
+    Optimizer state, step count and data order are not taken. Read at the first start only: later
+    starts resume from out_dir. They must give a folder of the same name, so that config.yaml always
+    records where the weights came from."""
     init_checkpoint: int | str | None = None
-    """Which checkpoint of run.init_from to take: a step, best for the lowest validation loss, or
-    the folder of a checkpoint. null: the newest; of a classifier its best weights."""
+    """Checkpoint of run.init_from to use: a step, best (lowest validation loss), or the folder of a
+    checkpoint. null: the newest one; for a classifier, its best weights."""
     wandb: Literal["disabled", "offline", "online"] = "disabled"
-    """Whether Weights & Biases keeps records, too: online, or offline in files in out_dir."""
+    """Also log to Weights & Biases: online, or offline into files in out_dir."""
     wandb_project: str = "papilio"
-    """Project of Weights & Biases that the run belongs to."""
+    """Weights & Biases project of the run."""
     tensorboard: bool = False
-    """Whether TensorBoard is given the records, too: `tensorboard --logdir` of out_dir, or of the
-    folder of several runs."""
+    """Also log to TensorBoard. View it with `tensorboard --logdir` on out_dir, or on a folder of
+    several runs."""
     profile: int = 0
-    """Steps whose time is looked into, after the first 15 of this start: a table of what it goes to
-    and a trace, in out_dir/profile. These steps take longer. 0: none."""
+    """Number of steps to profile, after the first 15 of this start; 0 for none. Writes a table of
+    where the time goes and a trace into out_dir/profile. Profiled steps take longer."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"run.seed must lie in [0, 2^63), got {self.seed}")
+            raise ValueError(f"run.seed={self.seed} must be in [0, 2^63)")
         check_positive(self, "run", "log_every", "eval_every", "save_every", "keep_last")
         check_positive(self, "run", "max_skipped")
         if self.init_checkpoint is not None and self.init_from is None:
             raise ValueError(
-                f"run.init_checkpoint={self.init_checkpoint} has no effect without run.init_from: "
-                "name the run that the checkpoint is of, or leave it out"
+                f"run.init_checkpoint={self.init_checkpoint} has no effect without run.init_from. "
+                "Set run.init_from to the run of that checkpoint, or remove run.init_checkpoint"
             )
         if not 0 <= self.profile <= 1000:
             raise ValueError(
-                f"run.profile={self.profile} must be a number of steps from 0 to 1000: 5, say"
+                f"run.profile={self.profile} must be a number of steps from 0 to 1000. Try 5"
             )
         if not 0 < self.activation_memory <= 1:
-            raise ValueError(
-                f"run.activation_memory must lie in (0, 1], got {self.activation_memory}"
-            )
+            raise ValueError(f"run.activation_memory={self.activation_memory} must be in (0, 1]")
         if self.activation_memory < 1 and not self.compile:
             raise ValueError(
                 f"run.activation_memory={self.activation_memory} has no effect with "
-                "run.compile=false: leave it out, or set run.compile=true"
+                "run.compile=false. Remove it, or set run.compile=true"
             )
         if self.activation_memory < 1 and self.activation_checkpointing != "none":
             raise ValueError(
                 f"run.activation_memory={self.activation_memory} and run.activation_checkpointing="
-                f"{self.activation_checkpointing} both say what to compute again: leave one out"
+                f"{self.activation_checkpointing} both control recomputation. Remove one of them"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How the GPUs of a run share a GPT; one GPU has nothing to share."""
+    """How a GPT is distributed over the GPUs of a run; no effect on one GPU."""
 
     mode: Literal["ddp", "fsdp"] = "ddp"
-    """Who holds weights, gradients and the optimizer's state. ddp: each GPU all of them. fsdp: each
-    its part, gathered block by block where it is computed with (FSDP2), for models that one GPU
-    does not hold."""
+    """Distribution of weights, gradients and optimizer state. ddp: each GPU holds all of them.
+    fsdp: they are sharded, and gathered block by block (FSDP2), for models that do not fit one
+    GPU."""
     context: int = 1
-    """GPUs that share each sequence, for contexts that one does not hold or takes too long for: it
-    divides their number, and twice it model.context_length. optim.micro_batch_size is then of them
-    together."""
+    """Number of GPUs that share each sequence, for contexts that are too long or too slow for one
+    GPU. It must divide the number of GPUs, and twice it must divide model.context_length.
+    optim.micro_batch_size then counts the sequences of such a group."""
     reshard: bool = True
-    """fsdp only: whether a block's weights are gathered once more for the backward pass, rather
-    than kept from the forward pass on."""
+    """fsdp only: free a block's gathered weights after the forward pass, and gather them again for
+    the backward pass."""
     gather_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """fsdp only: dtype in which weights are gathered, and in which a GPU has their gradients before
-    they are added up in float32. auto: that of run.dtype. float32 exchanges twice as much, and
-    rounds no more than ddp does."""
+    """fsdp only: dtype of gathered weights, and of their local gradients before the reduction in
+    float32. auto: run.dtype. float32 doubles the communication, and rounds no more than ddp
+    does."""
 
     def __post_init__(self) -> None:
         check_positive(self, "parallel", "context", most=100_000)
@@ -139,70 +136,67 @@ class ParallelConfig:
                 if getattr(self, name) != default:
                     raise ValueError(
                         f"parallel.{name}={getattr(self, name)} has no effect with "
-                        "parallel.mode=ddp: leave it out, or set parallel.mode=fsdp"
+                        "parallel.mode=ddp. Remove it, or set parallel.mode=fsdp"
                     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig:
-    """The optimizer and its schedule."""
+    """Optimizer and learning rate schedule."""
 
     max_steps: int
     """Optimizer steps of the whole run."""
     name: Literal["adamw", "muon"] = "adamw"
-    """Which optimizer. muon: the matrices of the blocks move along orthogonal directions (Jordan et
-    al. 2024), scaled so that AdamW's learning rate and decay suit them (arXiv 2502.16982); all else
-    is AdamW's."""
+    """Optimizer. muon: updates of the blocks' matrices are orthogonalized (Jordan et al. 2024) and
+    scaled so that AdamW's learning rate and decay suit them (arXiv 2502.16982); AdamW updates all
+    other parameters."""
     lr: float = 6e-4
-    """Learning rate at its highest, after the warm-up."""
+    """Peak learning rate, after warmup."""
     min_lr: float = 0.0
     """Learning rate at the last step, at most lr."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls from lr to min_lr after the warm-up; constant: it stays lr."""
+    """Decay of the learning rate from lr to min_lr after warmup; constant: it stays at lr."""
     warmup_steps: int = 0
-    """First steps, in which the learning rate rises linearly from 0 to lr: fewer than max_steps."""
+    """Steps in which the learning rate first rises linearly from 0 to lr: fewer than max_steps."""
     weight_decay: float = 0.1
-    """AdamW's decay of matrices and embeddings; biases and normalisation are never decayed. 0 turns
+    """Weight decay of matrices and embeddings; biases and normalization are never decayed. 0 turns
     it off."""
     momentum: float = 0.95
-    """Muon only: decay rate of its mean of gradients, from 0 to below 1."""
+    """Muon only: decay rate of the running mean of gradients, in [0, 1)."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of the first and second moment, each from 0 to below 1."""
+    """AdamW's decay rates of the first and second moment, each in [0, 1)."""
     eps: float = 1e-8
-    """AdamW's epsilon, which keeps it from dividing by 0: above 0."""
+    """AdamW's epsilon, which prevents a division by 0: above 0."""
     grad_clip: float = 1.0
-    """Largest norm of the gradient, which is scaled down to it; 0 turns clipping off."""
+    """Maximum gradient norm; larger gradients are scaled down to it. 0 turns clipping off."""
 
     def __post_init__(self) -> None:
         check_positive(self, "optim", "max_steps")
         if not 0 < self.lr < math.inf:
-            raise ValueError(f"optim.lr must be a finite number above 0, got {self.lr}")
+            raise ValueError(f"optim.lr={self.lr} must be a finite number above 0")
         if self.name not in ("adamw", "muon"):
-            raise ValueError(f"optim.name must be adamw or muon, got {self.name!r}")
+            raise ValueError(f"optim.name={self.name!r} must be adamw or muon")
         if not 0 <= self.momentum < 1:
-            raise ValueError(f"optim.momentum must lie in [0, 1), got {self.momentum}")
+            raise ValueError(f"optim.momentum={self.momentum} must be in [0, 1)")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optim.betas must be two numbers in [0, 1), got {self.betas}")
+            raise ValueError(f"optim.betas={self.betas} must be two numbers in [0, 1)")
         if not 0 < self.eps < math.inf:
-            raise ValueError(f"optim.eps must be a finite number above 0, got {self.eps}")
+            raise ValueError(f"optim.eps={self.eps} must be a finite number above 0")
         if not 0 <= self.warmup_steps < self.max_steps:
             raise ValueError(
                 f"optim.warmup_steps={self.warmup_steps} must be at least 0 and below "
-                f"optim.max_steps={self.max_steps}: set optim.warmup_steps={self.max_steps // 10}, "
+                f"optim.max_steps={self.max_steps}. Try optim.warmup_steps={self.max_steps // 10}, "
                 "or raise optim.max_steps"
             )
         if not 0 <= self.min_lr <= self.lr:
             raise ValueError(
-                f"optim.min_lr={self.min_lr} must be at least 0 and at most optim.lr={self.lr}: "
-                "set optim.min_lr=0, or raise optim.lr"
+                f"optim.min_lr={self.min_lr} must be at least 0 and at most optim.lr={self.lr}. "
+                "Try optim.min_lr=0, or raise optim.lr"
             )
         if self.schedule == "constant" and self.min_lr != 0:
             raise ValueError(
-                f"optim.min_lr={self.min_lr} has no effect with optim.schedule=constant: "
-                "leave it out"
+                f"optim.min_lr={self.min_lr} has no effect with optim.schedule=constant. Remove it"
             )
         for name in ("weight_decay", "grad_clip"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"optim.{name} must be a finite number of at least 0, got {getattr(self, name)}"
-                )
+            if not 0 <= (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"optim.{name}={value} must be a finite number of at least 0")

@@ -1,4 +1,4 @@
-"""The processes of a run, one or as many as torchrun started, and tensors sharded over them."""
+"""Processes of a run (one, or those that torchrun started) and tensors sharded over them."""
 
 import os
 import signal
@@ -23,43 +23,44 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Where this process stands among those of the run, and the device that it computes on."""
+    """Rank, device and process groups of this process."""
 
     rank: int
     world_size: int
     device: torch.device
     host_group: dist.ProcessGroup | None = None
-    """Of all processes, for what is exchanged on the CPU; None where there is one."""
+    """Gloo group of all processes, for communication on the CPU; None for a single process."""
     mesh: DeviceMesh | None = None
-    """Of all processes, (data, context): those of a row share each sequence; None: none do."""
+    """(data, context) mesh: processes of one row share each sequence. None without context
+    parallelism."""
 
     @property
     def n_context(self) -> int:
-        """How many processes share each sequence."""
+        """Number of processes that share each sequence."""
         return 1 if self.mesh is None else self.mesh.size(1)
 
     @property
     def n_data(self) -> int:
-        """How many sequences are read at a time."""
+        """Number of groups of processes that read different sequences."""
         return self.world_size // self.n_context
 
     @property
     def data_rank(self) -> int:
-        """Which of them this process reads, with those that share it."""
+        """Index of this process's group among the `n_data` groups."""
         return self.rank // self.n_context
 
     @property
     def is_main(self) -> bool:
-        """Whether this process is the one that prints and writes."""
+        """Whether this is the process that prints and writes files: rank 0."""
         return self.rank == 0
 
     @property
     def is_first_here(self) -> bool:
-        """Whether this process is the first of those on its machine, which share its disks."""
+        """Whether this is the first process on its machine; the others share its disks."""
         return os.environ.get("LOCAL_RANK", "0") == "0"
 
     def __str__(self) -> str:
-        """How many there are, and on what: "8 x NVIDIA H100 80GB HBM3"."""
+        """Number of processes and their device, as in "8 x NVIDIA H100 80GB HBM3"."""
         if self.device.type == "cuda":
             device = torch.cuda.get_device_name(self.device)
         else:
@@ -67,25 +68,25 @@ class Processes:
         return f"{self.world_size} x {device}"
 
     def memory_gib(self) -> float | None:
-        """Most memory that this GPU's tensors took so far, GiB; None on a CPU."""
+        """Peak memory of this GPU's tensors so far, GiB; None on a CPU."""
         if self.device.type == "cpu":
             return None
         return (torch.cuda.max_memory_allocated(self.device) + receive_buffer_bytes()) / 2**30
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum of `values` over all processes; in place, and a no-op for one process."""
+        """Sum `values` over all processes, in place; a no-op for one process."""
         if self.world_size > 1:
             dist.all_reduce(values)
         return values
 
     def max(self, values: Tensor) -> Tensor:
-        """The largest of `values` over all processes; in place, and a no-op for one process."""
+        """Maximum of `values` over all processes, in place; a no-op for one process."""
         if self.world_size > 1:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return values
 
     def agree(self, value: T) -> T:
-        """The main process's `value`, on every process; any object that can be pickled."""
+        """Broadcast the main process's `value`, which must be picklable, to every process."""
         if self.world_size == 1:
             return value
         values = [value]
@@ -93,11 +94,11 @@ class Processes:
         return values[0]
 
     def main_does(self, work: Callable[[], T]) -> T:
-        """What the main process's `work` returns, or its error of user or disk, on every process.
+        """Run `work` on the main process; every process gets its result, or its error.
 
         Raises:
-            ValueError, OSError: as `work` raised it. One that it alone knew of would leave the
-                others waiting.
+            ValueError, OSError: as raised by `work`. If only the main process raised it, the others
+                would wait forever.
         """
         result: T | ValueError | OSError | None = None
         if self.is_main:
@@ -111,7 +112,7 @@ class Processes:
         return cast(T, result)
 
     def gather(self, value: T) -> list[T] | None:
-        """The values of all processes by rank, on the main one; None on the others."""
+        """Gather the values of all processes, by rank, on the main process; None on the others."""
         if self.world_size == 1:
             return [value]
         values: list[Any] | None = [None] * self.world_size if self.is_main else None
@@ -119,12 +120,12 @@ class Processes:
         return values
 
     def leave(self) -> None:
-        """Leave the group, where all processes do so: nothing is exchanged any more."""
+        """Leave the process group, on all processes: no communication is possible afterwards."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def barrier(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has called this."""
         if self.world_size > 1:
             dist.barrier()
 
@@ -133,15 +134,15 @@ class Processes:
 def start_processes(
     device: Literal["auto", "cuda", "cpu"], *, context: int = 1
 ) -> Iterator[Processes]:
-    """Join the process group that torchrun describes in the environment, and leave it at the end.
+    """Join the process group that torchrun's environment describes, and leave it at the end.
 
     Args:
-        device: to compute on.
-        context: how many processes, next to each other by rank, share each sequence.
+        device: where to compute.
+        context: number of processes, of consecutive ranks, that share each sequence.
 
     Raises:
-        ValueError: no GPU where one is asked for, or fewer GPUs than processes on this machine; or
-            the number of processes is no multiple of `context`.
+        ValueError: a GPU was requested and there is none; there are fewer GPUs than processes on
+            this machine; or the number of processes is not a multiple of `context`.
     """
     rank = int(os.environ.get("RANK", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -149,30 +150,30 @@ def start_processes(
     n_gpu = torch.cuda.device_count()
     if device == "cuda" and n_gpu == 0:
         raise ValueError(
-            "run.device=cuda, but PyTorch sees no GPU: use run.device=cpu, or check that the "
-            "driver works (nvidia-smi) and that torch is a CUDA build (torch.version.cuda)"
+            "run.device=cuda needs a GPU, and PyTorch sees none. Try run.device=cpu, or check the "
+            "driver (nvidia-smi) and that torch is a CUDA build (torch.version.cuda)"
         )
     if device == "cpu" or n_gpu == 0:
-        here = torch.device("cpu")
+        own_device = torch.device("cpu")
     elif local_rank >= n_gpu:
         raise ValueError(
-            f"torchrun started process {local_rank} of this machine, which has {n_gpu} GPU(s): "
-            f"use --nproc_per_node={n_gpu} or fewer"
+            f"torchrun started a process with local rank {local_rank}, but this machine has "
+            f"{n_gpu} GPU(s). Try --nproc_per_node={n_gpu} or fewer"
         )
     else:
-        here = torch.device("cuda", local_rank)
-        torch.cuda.set_device(here)
+        own_device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(own_device)
 
     if world_size % context:
         raise ValueError(
-            f"parallel.context={context} processes share each sequence, and there are "
-            f"{world_size}: start a multiple of {context} with torchrun"
+            f"parallel.context={context} must divide the number of processes, {world_size}. Start "
+            f"a multiple of {context} processes with torchrun"
         )
     if world_size > 1:
-        if here.type == "cuda":
-            # or an exchange waits until kernels have left room that fill the GPU
+        if own_device.type == "cuda":
+            # Otherwise communication waits while other kernels fill the GPU.
             os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
-            dist.init_process_group("nccl", device_id=here)
+            dist.init_process_group("nccl", device_id=own_device)
         else:
             dist.init_process_group("gloo")
         if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -181,34 +182,34 @@ def start_processes(
     mesh = None
     if context > 1:
         shape = world_size // context, context
-        mesh = init_device_mesh(here.type, shape, mesh_dim_names=("data", "context"))
+        mesh = init_device_mesh(own_device.type, shape, mesh_dim_names=("data", "context"))
     processes = Processes(
-        rank=rank, world_size=world_size, device=here, host_group=host_group, mesh=mesh
+        rank=rank, world_size=world_size, device=own_device, host_group=host_group, mesh=mesh
     )
     yield processes
-    # Not after an error: NCCL would wait here for the others, and the error would not be shown.
+    # Skipped after an error: NCCL would wait here for the others, and the error would stay hidden.
     processes.leave()
 
 
 def _end_with(launcher: int) -> None:
-    """End by SIGTERM, as on its behalf, when torchrun was killed and can send none."""
+    """Send SIGTERM to this process once torchrun has died, since torchrun can no longer do it."""
     while os.getppid() == launcher:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def local(x: Tensor) -> Tensor:
-    """This process's part of a tensor, sharing its memory; x itself where it has all of it."""
+def local_tensor(x: Tensor) -> Tensor:
+    """This process's shard of a DTensor, sharing its memory; x itself if it is not sharded."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def whole(x: Tensor) -> Tensor:
-    """All of a tensor, on its device. Where processes hold parts, all must ask for it."""
+def full_tensor(x: Tensor) -> Tensor:
+    """Unsharded tensor, on its device. For a DTensor, all processes must call this together."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def shared_as(x: Tensor, other: Tensor) -> Tensor:
-    """x, which each process has all of, shared out as `other` is."""
+def shard_like(x: Tensor, other: Tensor) -> Tensor:
+    """Shard x, which every process holds in full, as `other` is sharded."""
     if not isinstance(other, DTensor):
         return x
     return distribute_tensor(
@@ -217,7 +218,7 @@ def shared_as(x: Tensor, other: Tensor) -> Tensor:
 
 
 def average_unsharded_gradients(model: nn.Module) -> None:
-    """Average the gradients that FSDP2 leaves alone, those of whole weights, over all processes."""
+    """Average over all processes the gradients of unsharded weights, which FSDP2 ignores."""
     if not isinstance(model, FSDPModule):
         return
     grads = [p.grad for p in model.parameters() if not isinstance(p, DTensor)]

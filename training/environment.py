@@ -1,4 +1,4 @@
-"""On what machines a run was trained, kept in its folder: numbers mean little without it."""
+"""Machines and software versions that a run was trained with, recorded in its folder."""
 
 import json
 import os
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def machine() -> dict[str, str | None]:
-    """Device, versions, commit and date, as far as they are known."""
+    """Device, versions, commit and date; None for each that is unknown."""
     processor = platform.processor() or platform.machine()
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor,
@@ -47,12 +47,12 @@ def note_start(
     origin: Path | None = None,
     origin_step: int | None = None,
 ) -> None:
-    """Add this machine, and how many processes train on it, to those of a run from `step` on.
+    """Record that a run starts, or resumes, at `step` on this machine with `world_size` processes.
 
-    Starts that made no step which is left, as they were stopped before the next checkpoint, go.
-    Where the run starts with the weights of the run `origin` after `origin_step`, the last
-    evaluation of that one up to there is noted as `before`, with tokens and GPU-hours of what that
-    one started with: what they took belongs to this run, wherever their folders go.
+    Earlier starts at `step` or later are dropped: none of their steps are left in the run. If the
+    run starts with weights of the run `origin` after `origin_step`, that run's last evaluation up
+    to there is stored as `before`. Its tokens and GPU-hours include all runs before it, so the
+    total cost of this run stays known even if their folders move.
     """
     earlier = [start for start in read_starts(run) if start["from_step"] < step]
     start: dict[str, Any] = {"from_step": step, **machine(), "world_size": world_size}
@@ -63,9 +63,9 @@ def note_start(
 
 
 def whole_cost(run: Path, *, until: int | None = None) -> dict[str, Any] | None:
-    """The last evaluation of a run, or the last up to a step `until`.
+    """Last evaluation of a run, or the last one up to step `until`.
 
-    It has tokens and GPU-hours of all runs that led to it; None where that is not known.
+    Its tokens and GPU-hours include all runs whose weights led to it; None if they are unknown.
     """
     last = next(reversed(read_evaluations(run, until=until)), None)
     before = [start["before"] for start in read_starts(run) if "before" in start]
@@ -78,7 +78,7 @@ def whole_cost(run: Path, *, until: int | None = None) -> dict[str, Any] | None:
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:
-    """What `note_start` noted of each start of a run; nothing where it did not."""
+    """Entries that `note_start` wrote for each start of a run; empty if there are none."""
     path = run / ENVIRONMENTS
     if not path.exists():
         return []
@@ -92,14 +92,14 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
             _check_start(start)
     except ValueError as error:
         raise ValueError(
-            f"{path} is damaged ({error}): copy it again, or delete it, and where the run was "
-            "trained is not known"
+            f"{path} is damaged ({error}). Copy it again. Or delete it, which loses the record of "
+            "where the run was trained"
         ) from error
     return starts
 
 
 def _check_start(start: dict[str, Any]) -> None:
-    """Refuse values of other types than those that `note_start` notes."""
+    """Raise ValueError if a value has another type than `note_start` writes."""
     before = start.get("before")
     if before is not None and not (
         isinstance(before, dict) and "step" in before and all(map(is_number, before.values()))
@@ -113,14 +113,14 @@ def _check_start(start: dict[str, Any]) -> None:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, "+" where files differ; PAPILIO_COMMIT in a copy without .git.
+    """Commit of this checkout, with "+" if files were changed; else None.
 
-    None where neither tells: a downloaded archive is no checkout, git may not be installed, or
-    refuse a folder that belongs to another user, as in a container.
+    PAPILIO_COMMIT takes precedence, for copies without .git. The commit is unknown in a downloaded
+    archive, without git, and if git refuses a folder of another user, as in a container.
     """
     if "PAPILIO_COMMIT" in os.environ:
         return os.environ["PAPILIO_COMMIT"]
-    # the parent of a downloaded copy may be a checkout of something else
+    # A parent folder may be the checkout of another project.
     if not (ROOT / ".git").exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Records of a run: metrics.jsonl, the console, Weights & Biases and TensorBoard."""
+"""Log the records of a run to metrics.jsonl, the console, Weights & Biases and TensorBoard."""
 
 import json
 import os
@@ -17,41 +17,41 @@ from training.tasks import RunConfiguration
 
 METRICS = "metrics.jsonl"
 _LISTS = ("skipped_samples",)
-"""Names of values that are lists; all others are numbers."""
+"""Values that are lists; all others are numbers."""
 
 
 class Record(NamedTuple):
-    """What a step or an evaluation told."""
+    """Result of training steps or of an evaluation."""
 
     text: str
-    """As a line of the console."""
+    """Line for the console."""
     values: dict[str, Any]
-    """As metrics.jsonl keeps it: numbers, None where one is not known."""
+    """Values for metrics.jsonl: numbers, or None if unknown."""
 
 
 def loss_text(loss: float | None) -> str:
-    """A training loss as the console has it; None where all steps were skipped."""
+    """Training loss for the console; `loss` is None if all steps were skipped."""
     return "loss unknown" if loss is None else f"loss {loss:.4f}"
 
 
 class RunLog:
-    """Writes the records of a run; on all processes but the main one it does nothing."""
+    """Writer of a run's records; does nothing except on the main process."""
 
     def __init__(self, config: RunConfiguration, *, start_step: int, is_main: bool) -> None:
-        """Open metrics.jsonl, dropping records that this run will write again."""
+        """Open metrics.jsonl and drop the records that this start will write again."""
         self.is_main = is_main
         self._losses: list[float] = []
         if not is_main:
             return
         run, self._max_steps = Path(config.run.out_dir), config.optim.max_steps
         self._trackers: list[Tracker] = trackers(config, start_step)
-        finished = start_step >= self._max_steps  # all that is left to do is the last evaluation
+        finished = start_step >= self._max_steps  # only the last evaluation is left to do
 
-        def comes_again(record: dict[str, Any]) -> bool:
-            evaluated_here = record["step"] == start_step and "val_loss" in record
-            return record["step"] > start_step or (finished and evaluated_here)
+        def is_stale(record: dict[str, Any]) -> bool:
+            is_last_evaluation = record["step"] == start_step and "val_loss" in record
+            return record["step"] > start_step or (finished and is_last_evaluation)
 
-        kept = [r for r in read_metrics(run) if not comes_again(r)]
+        kept = [r for r in read_metrics(run) if not is_stale(r)]
         self._losses = [r["loss"] for r in kept if "loss" in r]
         lines = "".join(json.dumps(r) + "\n" for r in kept)
         write_atomically(run / METRICS, lines.encode())
@@ -66,9 +66,9 @@ class RunLog:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
-            # Records of a large model are minutes apart, and rich forgets after 30 seconds.
+            # Records of a large model are minutes apart; by default rich forgets after 30 seconds.
             speed_estimate_period=3600,
-            # A redirected run gets lines, not redrawn bars.
+            # Redirected output gets plain lines, not a progress bar.
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=self._max_steps, completed=start_step, latest="")
@@ -80,7 +80,7 @@ class RunLog:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def record(self, text: str, **values: Any) -> None:
-        """Keep one record, which has a "step", and show it on the console as `text`."""
+        """Write one record, which has a "step", and show it on the console as `text`."""
         if not self.is_main:
             return
         self._keep_file()
@@ -104,35 +104,35 @@ class RunLog:
         self._size = os.fstat(self._file.fileno()).st_size
 
     def _keep_file(self) -> None:
-        """Write the records again where their file was deleted or renamed.
+        """Write all records again if their file was deleted or renamed.
 
-        The caller knows that the folder of the run is still the same.
+        The caller has checked that the folder of the run is still the same.
 
         Raises:
             OSError: another program wrote to the file, or replaced it.
         """
-        found, size = identity(self._path), os.fstat(self._file.fileno()).st_size
-        if size != self._size or found not in (None, self._identity):
+        current, size = identity(self._path), os.fstat(self._file.fileno()).st_size
+        if size != self._size or current not in (None, self._identity):
             raise OSError(
-                f"{self._path} was changed or replaced by another program while the run wrote to "
-                "it: restore it, or leave it as it is, and start again with the same command"
+                f"{self._path} was changed or replaced by another program during the run. Restore "
+                "it, or leave it as it is, and start again with the same command"
             )
-        if found is None:  # the open file still has all records
+        if current is None:  # the open file still has all records
             content = os.pread(self._file.fileno(), size, 0)
             write_atomically(self._path, content)
             self._file.close()
             self._open()
-            self.say(f"{self._path} was deleted or renamed: all of its records are written again")
+            self.say(f"{self._path} was deleted or renamed; wrote all of its records again")
 
     def losses(self) -> list[float]:
-        """Training losses of the records that are kept, oldest first."""
+        """Training losses of the kept records, oldest first."""
         return self._losses
 
     def sync(self) -> None:
         """Wait until all records are on disk.
 
         Raises:
-            OSError: another program changed or replaced their file.
+            OSError: another program changed or replaced the file.
         """
         if self.is_main:
             self._keep_file()
@@ -142,7 +142,7 @@ class RunLog:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        """Leave the console and the files as they should be, also after an error."""
+        """Close the progress bar, the file and the trackers, also after an error."""
         if not self.is_main:
             return
         try:
@@ -156,10 +156,10 @@ class RunLog:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The records of a run, oldest first; a last line that was cut short is left out.
+    """Records of a run, oldest first, without an incomplete last line.
 
     Raises:
-        ValueError: another line is no record, or the file is too large.
+        ValueError: another line is not a record, or the file is too large.
         OSError: the file cannot be read.
     """
     path = run / METRICS
@@ -168,9 +168,9 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     try:
         check_size(path)
     except ValueError as error:
-        raise ValueError(f"{error}: give the folder of another run") from error
+        raise ValueError(f"{error}. Try the folder of another run") from error
     records = []
-    # What follows the last newline is empty, or a record that a killed run did not finish.
+    # The text after the last newline is empty, or a record that a killed run did not finish.
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             record = parse_json(line)
@@ -181,22 +181,22 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
                     raise ValueError("its values must be finite numbers")
         except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}, is no record: {error}. Repair or remove the line"
+                f"{path}, line {number}, is not a record: {error}. Repair or remove the line"
             ) from error
         records.append(record)
     return records
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of JSON is a finite number, which a boolean is not."""
-    # 1e308: a whole number may be too large for a float
+    """Whether a JSON value is a finite number; a boolean is not."""
+    # 1e308: an integer may be too large for a float.
     return type(value) in (int, float) and -1e308 < value < 1e308  # pyright: ignore
 
 
 def read_evaluations(run: Path, *, until: int | None = None) -> list[dict[str, Any]]:
-    """The records of a run that have a validation loss, of all steps or `until` one, included.
+    """Records of a run that have a validation loss: all, or those up to and including `until`.
 
-    They have `tokens` where the run counts tokens.
+    They have `tokens` if the run counts tokens.
     """
     names = ("step", "tokens", "gpu_hours", "val_loss")
     return [
@@ -208,39 +208,39 @@ def read_evaluations(run: Path, *, until: int | None = None) -> list[dict[str, A
 
 WANDB_ID = "wandb_id"
 TENSORBOARD = "tensorboard"
-"""File, and folder, in the folder of a run."""
+"""Names of a file and a subfolder in the folder of a run."""
 
 
 class Tracker(Protocol):
-    """Shows the records of a run as they come."""
+    """Sink for the records of a run, such as a dashboard."""
 
     def log(self, values: dict[str, Any]) -> None:
-        """Keep a record, which has a "step"."""
+        """Log a record, which has a "step"."""
         ...
 
     def close(self, *, failed: bool) -> None:
-        """There are no more."""
+        """Finish the log; `failed` if the run ended by an error."""
         ...
 
 
 def trackers(config: RunConfiguration, start_step: int) -> list[Tracker]:
-    """Trackers that the configuration asks for, of a run that starts or resumes at a step.
+    """Trackers enabled in the configuration, for a run that starts or resumes at a step.
 
     Raises:
         ValueError: a package is missing.
     """
-    found: list[Tracker] = []
+    enabled: list[Tracker] = []
     if config.run.wandb != "disabled":
-        found.append(_WandB(config))
+        enabled.append(_WandB(config))
     if config.run.tensorboard:
-        found.append(_TensorBoard(Path(config.run.out_dir) / TENSORBOARD, start_step))
-    return found
+        enabled.append(_TensorBoard(Path(config.run.out_dir) / TENSORBOARD, start_step))
+    return enabled
 
 
 class _WandB:
     def __init__(self, config: RunConfiguration) -> None:
-        """Start a run there, or resume the one that this folder began."""
-        # Imported only here: the package is slow to load, and most runs do without.
+        """Start a Weights & Biases run, or resume the one recorded in the folder."""
+        # Imported only here: the package is slow to load, and most runs do not need it.
         import wandb
 
         run = Path(config.run.out_dir)
@@ -257,7 +257,7 @@ class _WandB:
             allow_val_change=True,
         )
         write_atomically(id_file, self._run.id.encode())
-        # wandb's own counter must never go back, and a killed run resumes at an earlier step.
+        # wandb's own counter must never decrease, but a killed run resumes at an earlier step.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, values: dict[str, Any]) -> None:
@@ -269,13 +269,13 @@ class _WandB:
 
 class _TensorBoard:
     def __init__(self, folder: Path, start_step: int) -> None:
-        """Hide what an earlier start wrote of steps that come again."""
+        """Open a writer that hides the steps that this start will repeat."""
         try:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError as error:
             raise ValueError(
-                f"run.tensorboard=true needs the package tensorboard ({error}): pip install "
-                "tensorboard, or leave it out"
+                f"run.tensorboard=true needs the package tensorboard ({error}). Try pip install "
+                "tensorboard, or run.tensorboard=false"
             ) from error
         purge_step = start_step + 1 if folder.exists() else None
         self._writer = SummaryWriter(str(folder), purge_step=purge_step)
@@ -284,7 +284,7 @@ class _TensorBoard:
         for name, value in values.items():
             if name != "step" and isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, values["step"])
-        self._writer.flush()  # who looks on sees a record when the console does
+        self._writer.flush()  # show a record as soon as the console does
 
     def close(self, *, failed: bool) -> None:
         self._writer.close()

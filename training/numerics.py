@@ -1,4 +1,4 @@
-"""How numbers are rounded: the dtype of activations, and whether equal work gives equal bits."""
+"""Autocast with cached casts of weights, and deterministic algorithms."""
 
 import os
 from collections.abc import Iterator
@@ -12,10 +12,10 @@ from training.config import Dtype
 
 @contextmanager
 def autocast(dtype: Dtype, device: torch.device, *, cache_casts: bool = True) -> Iterator[None]:
-    """The context for forward passes whose activations and matrix products are in `dtype`.
+    """Context for forward passes with activations and matrix multiplications in `dtype`.
 
-    With `cache_casts`, each weight is cast at most once within it, by PyTorch and by
-    `kernels.fused.cast_cache`: weights must then stay where they are. An active cache is used.
+    With `cache_casts`, PyTorch and `kernels.fused.cast_cache` cast each weight at most once per
+    context; weights must then not move in memory. A cache that is already active is reused.
     """
     if dtype == "float32":
         yield
@@ -27,17 +27,17 @@ def autocast(dtype: Dtype, device: torch.device, *, cache_casts: bool = True) ->
 
 @contextmanager
 def deterministic_algorithms(on: bool) -> Iterator[None]:
-    """Whether PyTorch must take algorithms that repeat bit for bit, in what is run within.
+    """Context in which PyTorch must use deterministic algorithms, if `on`.
 
-    The kernels of this project always repeat; what varies otherwise is, above all, the gradient of
-    the embedding, which torch.compile adds up with atomics, and the backward pass of SDPA.
+    Papilio's kernels are always deterministic. Otherwise results vary mainly in the gradient of the
+    embedding, which torch.compile accumulates with atomics, and in the backward pass of SDPA.
     """
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(on)
     if on:
-        # cuBLAS repeats with a workspace of its own (what torch gives it on Hopper anyway).
+        # cuBLAS is deterministic with a fixed workspace (torch's default on Hopper anyway).
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Uninitialised memory is never read here, and filling it would take time.
+        # This project never reads uninitialized memory, and filling it would take time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore
     try:
         yield

@@ -1,4 +1,4 @@
-"""AdamW and Muon, their parameter groups and the learning rate schedule."""
+"""AdamW and Muon, parameter groups and the learning rate schedule."""
 
 import math
 from collections import defaultdict
@@ -14,14 +14,14 @@ from kernels import triton
 from kernels.fused.cast_cache import active_cast_cache
 from kernels.fused.dispatch import module_of, select_impl
 from training.config import AdamWConfig
-from training.distributed import local
+from training.distributed import local_tensor
 
 
 def learning_rate(step: int, config: AdamWConfig) -> float:
-    """The learning rate of step `step`, counted from 0.
+    """Learning rate of step `step`, counted from 0.
 
-    It rises to lr over warmup_steps and then falls to min_lr at max_steps (linear: the schedule of
-    the FlashAttention paper's GPT-2 runs, arXiv 2205.14135, appendix E.2).
+    It rises to lr over warmup_steps and then falls to min_lr at max_steps. The linear schedule is
+    that of the FlashAttention paper's GPT-2 runs (arXiv 2205.14135, appendix E.2).
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
@@ -34,79 +34,78 @@ def learning_rate(step: int, config: AdamWConfig) -> float:
 
 
 def schedule_change(step: int, before: AdamWConfig, now: AdamWConfig) -> str | None:
-    """What changes with step `step` as the settings are no longer those of `before`, if it does."""
+    """Log line about a learning rate schedule that changed at step `step`, or None."""
     names = ("max_steps", "lr", "min_lr", "schedule", "warmup_steps")
     values = [(name, getattr(before, name), getattr(now, name)) for name in names]
     changes = [
-        f"optim.{name} was {was} and is {now_is}" for name, was, now_is in values if was != now_is
+        f"optim.{name} changed from {old} to {new}" for name, old, new in values if old != new
     ]
-    was, is_now = learning_rate(step, before), learning_rate(step, now)
-    if not changes or (was == is_now and before.schedule == now.schedule == "constant"):
+    old_lr, new_lr = learning_rate(step, before), learning_rate(step, now)
+    if not changes or (old_lr == new_lr and before.schedule == now.schedule == "constant"):
         return None
     return (
-        f"the schedule changes, as {', '.join(changes)}: the learning rate goes on with "
-        f"{is_now:.3g}, where it was to be {was:.3g}"
+        f"{', '.join(changes)}: the learning rate continues at {new_lr:.3g} instead of {old_lr:.3g}"
     )
 
 
 class AdamW(torch.optim.AdamW):
-    """`torch.optim.AdamW(fused=True)` with one launch for each group of weights on a GPU, which
-    also writes the cached casts of the weights (`kernels.fused.cast_cache`).
+    """Fused AdamW with one kernel launch per parameter group, on a GPU.
 
-    PyTorch's takes several, as it has the addresses of tensors in the arguments of a kernel, and
-    writes gradients that it divides back to memory, where this leaves them as they were. State and
-    settings are the same: what one has saved, the other loads. Of weights that processes share out
-    (DTensor), each steps with its part.
+    The kernel also writes the cached casts of the weights (`kernels.fused.cast_cache`). PyTorch's
+    fused AdamW needs several launches, because it passes tensor addresses as kernel arguments. It
+    also writes scaled gradients back to memory, while this one leaves gradients unchanged. State
+    and settings are compatible with `torch.optim.AdamW(fused=True)`, in both directions. For
+    sharded weights (DTensor), each process updates its shard.
     """
 
     _impl: str | None = None
     _launches: Sequence[Any] = ()
 
     def __init__(self, groups: Any, *, impl: str | None = None, **settings: Any) -> None:
-        """As the parent's.
+        """Create the optimizer; arguments as for `torch.optim.AdamW`.
 
         Args:
-            impl: "triton" (the kernel) or "reference" (PyTorch's); None picks at each step. One
-                that cannot serve it makes the step raise ValueError.
+            impl: "triton" (the kernel) or "reference" (PyTorch's); None selects one at each step.
+                If the chosen one does not support a step, that step raises ValueError.
         """
         super().__init__(groups, fused=True, **settings)
         self._impl = impl
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take a step with the gradients that are there.
+        """Take a step on all weights that have a gradient.
 
-        As of PyTorch's fused optimizers, attributes are read if they are set: `grad_scale`, which
-        divides all gradients, and `found_inf`, which skips the step where it is not 0, () fp32
-        each on the device of the weights.
+        Two attributes are read if they are set, as in PyTorch's fused optimizers: all gradients are
+        divided by `grad_scale`, and the step is skipped if `found_inf` is not 0. Both are () fp32
+        on the device of the weights.
         """
         weights = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         if closure is not None or not weights:
             return super().step(closure)
-        parts = [(local(w), local(w.grad)) for w in weights]
+        parts = [(local_tensor(w), local_tensor(w.grad)) for w in weights]
         reason = _unsupported_reason(parts)
         if select_impl(self._impl, parts[0][0], triton=reason) == "reference":
-            shared = any(isinstance(weight, DTensor) for weight in weights)
-            return self._step_of_parts() if shared else super().step()
+            sharded = any(isinstance(weight, DTensor) for weight in weights)
+            return self._step_shards() if sharded else super().step()
         if len(self._launches) != len(self.param_groups):
             launch = module_of("triton", "adamw").AdamWLaunch
             self._launches = [launch() for _ in self.param_groups]
         for group, launch in zip(self.param_groups, self._launches, strict=True):
-            self._step_of(group, launch)
+            self._step_group(group, launch)
         return None
 
-    def _parts(self, group: dict[str, Any]) -> list[list[Tensor]]:
-        """Weights, gradients, their two moments, none, and steps."""
+    def _local_tensors(self, group: dict[str, Any]) -> list[list[Tensor]]:
+        """Local weights, gradients, both moments, an empty list (for AMSGrad), and step counts."""
         lists: list[list[Tensor]] = [[] for _ in range(6)]
         self._init_group(group, *lists)
-        return [[local(x) for x in kind] for kind in lists]
+        return [[local_tensor(x) for x in tensors] for tensors in lists]
 
-    def _step_of_parts(self) -> None:
-        """Take PyTorch's step on the parts of this process: it mixes no numbers with DTensors."""
+    def _step_shards(self) -> None:
+        """Take PyTorch's step on local shards: it cannot mix DTensors with plain scalar tensors."""
         for group in self.param_groups:
-            weights, grads, means, squares, largest, steps = self._parts(group)
+            weights, grads, means, squares, max_squares, steps = self._local_tensors(group)
             adamw(
-                weights, grads, means, squares, largest, steps,
+                weights, grads, means, squares, max_squares, steps,
                 fused=True,
                 grad_scale=getattr(self, "grad_scale", None),
                 found_inf=getattr(self, "found_inf", None),
@@ -119,16 +118,16 @@ class AdamW(torch.optim.AdamW):
                 maximize=False,
             )  # fmt: skip
 
-    def _step_of(self, group: dict[str, Any], launch: Any) -> None:
-        weights, grads, means, squares, _, steps = self._parts(group)
+    def _step_group(self, group: dict[str, Any], launch: Any) -> None:
+        weights, grads, means, squares, _, steps = self._local_tensors(group)
         if not weights:
             return
         skip: Tensor | None = getattr(self, "found_inf", None)
-        # one of the numbers is on the GPU, and PyTorch waits for it unless each has one of its own
-        taken = [torch.ones_like(steps[0]) if skip is None else (skip == 0).to(steps[0])]
-        torch._foreach_add_(steps, taken * len(steps))
+        # The increment is on the GPU. PyTorch would synchronize on a single one, but not on a list.
+        increment = [torch.ones_like(steps[0]) if skip is None else (skip == 0).to(steps[0])]
+        torch._foreach_add_(steps, increment * len(steps))
         lr, device = group["lr"], weights[0].device
-        if not isinstance(lr, Tensor) or lr.device != device:  # as it is while state is loaded
+        if not isinstance(lr, Tensor) or lr.device != device:  # so while state is loaded
             lr = torch.full((), float(lr), device=device)
         cache = active_cast_cache()
         casts = [None if cache is None else cache.find(weight) for weight in weights]
@@ -149,23 +148,23 @@ class AdamW(torch.optim.AdamW):
 
 
 def _unsupported_reason(weights: Sequence[tuple[Tensor, Tensor]]) -> str | None:
-    """Why the kernel cannot serve them and their gradients, None if it can."""
+    """Why the kernel does not support these pairs of weight and gradient, or None if it does."""
     for weight, grad in weights:
         reason = triton.unsupported_device(weight, "a weight")
         if reason is not None:
             return reason
         if weight.is_cuda and triton.is_interpreted():
-            return "TRITON_INTERPRET=1 is set, and the CPU cannot read where a GPU's tensors lie"
+            return "TRITON_INTERPRET=1 runs kernels on the CPU, which cannot read tensors of a GPU"
         if type(grad) is not Tensor:
-            return f"it takes plain tensors, and a gradient is a {type(grad).__name__}"
+            return f"gradients must be plain tensors, and one is a {type(grad).__name__}"
         if not weight.is_contiguous():
             return (
-                "it takes contiguous weights, and one has shape "
-                f"{tuple(weight.shape)} and strides {weight.stride()}"
+                f"weights must be contiguous, and one has shape {tuple(weight.shape)} and strides "
+                f"{weight.stride()}"
             )
         if weight.dtype != torch.float32 or weight.device != weights[0][0].device:
             return (
-                "it takes weights in float32 on one device, and one is "
+                "weights must be float32 and on one device, and one is "
                 f"{weight.dtype} on {weight.device}"
             )
     return None
@@ -174,17 +173,17 @@ def _unsupported_reason(weights: Sequence[tuple[Tensor, Tensor]]) -> str | None:
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _EPS = 1e-7
-_RMS = 0.2  # of an update's elements, as AdamW's are on the whole
+_RMS = 0.2  # typical root mean square of AdamW's updates
 
 
 class Muon(AdamW):
-    """AdamW, but for groups of parameters with `momentum`, which must be matrices."""
+    """Muon for parameter groups with `momentum`, which must be matrices; AdamW for other groups."""
 
     def __init__(self, groups: Any, **settings: Any) -> None:
-        """As `AdamW`'s.
+        """Create the optimizer; arguments as for `AdamW`.
 
         Raises:
-            ValueError: a parameter of a group with momentum is no matrix.
+            ValueError: a parameter of a group with momentum is not a matrix.
         """
         super().__init__(groups, **settings)
         for group in self.param_groups:
@@ -192,47 +191,48 @@ class Muon(AdamW):
             shapes = [tuple(p.shape) for p in group["params"] if p.dim() != 2]
             if group["momentum"] is not None and shapes:
                 raise ValueError(
-                    f"Muon steps along orthogonal matrices, and a parameter has shape {shapes[0]}: "
-                    "leave it to a group without momentum"
+                    f"Muon needs matrices, and a parameter has shape {shapes[0]}. Move it to a "
+                    "group without momentum"
                 )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """As `AdamW.step`; `grad_scale` and `found_inf` count for all groups."""
+        """Take a step; `grad_scale` and `found_inf` apply to all groups, as in `AdamW.step`."""
         if closure is not None:
-            raise ValueError("a step of Muon takes no closure: compute the gradients before")
-        everything = self.param_groups
+            raise ValueError("Muon.step does not support a closure. Compute the gradients first")
+        groups = self.param_groups
         try:
-            self.param_groups = [g for g in everything if g["momentum"] is None]
+            self.param_groups = [g for g in groups if g["momentum"] is None]
             super().step()
         finally:
-            self.param_groups = everything
-        for group in everything:
+            self.param_groups = groups
+        for group in groups:
             if group["momentum"] is not None:
                 self._orthogonal_step(group)
 
     def _orthogonal_step(self, group: dict[str, Any]) -> None:
-        same: dict[tuple, list[Tensor]] = defaultdict(list)
+        batches: dict[tuple, list[Tensor]] = defaultdict(list)
         for weight in group["params"]:
             if weight.grad is not None:
-                same[tuple(weight.shape), weight.dtype, weight.device].append(weight)
-        for weights in same.values():
-            self._step_of_shape(group, weights)
+                batches[tuple(weight.shape), weight.dtype, weight.device].append(weight)
+        for weights in batches.values():
+            self._step_batch(group, weights)
 
-    def _step_of_shape(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Step all matrices (M, N) of one shape at once."""
+    def _step_batch(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        """Update all matrices of one shape (M, N) at once."""
         momentum, lr = group["momentum"], group["lr"]
         skip: Tensor | None = getattr(self, "found_inf", None)
         divisor: Tensor | None = getattr(self, "grad_scale", None)
         for weight in weights:
             if not self.state[weight]:
-                # PyTorch's Adam, whose state is loaded with it, takes it that each has a step
+                # PyTorch's Adam code, which loads this state, expects a step for each parameter.
                 self.state[weight]["step"] = torch.zeros((), device=weight.device)
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
-        taken = torch.ones((), device=weights[0].device) if skip is None else (skip == 0).float()
+        device = weights[0].device
+        increment = torch.ones((), device=device) if skip is None else (skip == 0).float()
         steps = [self.state[weight]["step"] for weight in weights]
-        torch._foreach_add_(steps, [taken] * len(steps))
+        torch._foreach_add_(steps, [increment] * len(steps))
         grads = torch.stack([weight.grad for weight in weights if weight.grad is not None])
         if divisor is not None:
             grads = grads / divisor
@@ -243,7 +243,7 @@ class Muon(AdamW):
         update = orthogonalised(grads.lerp(means, momentum)).to(grads.dtype) * (lr * scale)
         values = torch.stack(weights)
         after = values * (1 - lr * group["weight_decay"]) - update
-        if skip is not None:  # a skipped step may hold what is not finite
+        if skip is not None:  # a skipped step may contain values that are not finite
             after, means = (
                 torch.where(skip > 0, values, after),
                 torch.where(skip > 0, before, means),
@@ -259,9 +259,9 @@ class Muon(AdamW):
 
 
 def orthogonalised(x: Tensor) -> Tensor:
-    """Matrices near U V^T of the singular value decompositions U S V^T, in bfloat16.
+    """Approximate U V^T of the singular value decomposition x = U S V^T, in bfloat16.
 
-    A quintic Newton-Schulz iteration, whose singular values end between 0.7 and 1.2.
+    Uses a quintic Newton-Schulz iteration; resulting singular values are between 0.7 and 1.2.
 
     Args:
         x: (B, M, N), floating.
@@ -277,20 +277,19 @@ def orthogonalised(x: Tensor) -> Tensor:
 
 
 def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = False) -> AdamW:
-    """AdamW over the parameters of `model`: matrices and embeddings decay, vectors do not.
+    """Optimizer of `model`: AdamW with weight decay on matrices and embeddings, not on vectors.
 
-    With optim.name=muon the matrices of its blocks are Muon's, and decay, too.
-
-    If `capturable`, the learning rate and the number of steps stay on the GPU, so that a step can
-    be captured in a CUDA graph.
+    With optim.name=muon, Muon updates the matrices of the blocks, with the same weight decay. If
+    `capturable`, the learning rate and the step counts stay on the GPU, so that a step can be
+    captured in a CUDA graph.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for _, p in named]
     hidden = []
     if config.name == "muon":
         hidden = [p for name, p in named if ".blocks." in f".{name}" and p.dim() == 2]
-    taken = set(map(id, hidden))
-    decayed = [p for p in parameters if p.dim() >= 2 and id(p) not in taken]
+    muon_ids = set(map(id, hidden))
+    decayed = [p for p in parameters if p.dim() >= 2 and id(p) not in muon_ids]
     groups: list[dict[str, Any]] = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -310,7 +309,7 @@ def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use `lr` from the next step on."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(lr)  # a captured step reads this tensor

@@ -1,4 +1,4 @@
-"""Compile a model, checkpoint its activations and share it between processes (DDP, FSDP2)."""
+"""Compile a model, checkpoint its activations and parallelize it (DDP, FSDP2, context)."""
 
 import logging
 import warnings
@@ -31,24 +31,25 @@ from training.config import ActivationCheckpointing, RunConfig
 from training.distributed import Processes
 from training.language.config import TrainConfig
 
-BUCKET_MB = 100  # of gradients that are exchanged at once
+BUCKET_MB = 100  # gradients per all-reduce
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def can_capture(run: RunConfig, processes: Processes) -> bool:
-    """Whether a step can be captured in a CUDA graph, with what processes exchange in it."""
-    # checkpointing that is not compiled looks at the state of a random generator, on the CPU
-    plain = run.compile or run.activation_checkpointing == "none"
-    return run.cuda_graph and processes.device.type == "cuda" and plain
+    """Whether a step, including its communication, can be captured in a CUDA graph."""
+    # Activation checkpointing without torch.compile reads the state of a random generator on the
+    # CPU, which a graph cannot capture.
+    stays_on_gpu = run.compile or run.activation_checkpointing == "none"
+    return run.cuda_graph and processes.device.type == "cuda" and stays_on_gpu
 
 
 def weights_stay(model: nn.Module) -> bool:
-    """Whether weights stay where they are in memory: those that FSDP2 gathers do not."""
+    """Whether weights keep their memory address; weights gathered by FSDP2 do not."""
     return not isinstance(model, FSDPModule)
 
 
 def share_sequences(model: GPT, processes: Processes) -> ContextGroup:
-    """Tell a model which processes share each sequence with this one; returns them."""
+    """Set up context parallelism of a model; returns the group that shares each sequence."""
     context = ContextGroup()
     if processes.mesh is not None:
         context = ContextGroup(processes.mesh.get_group("context"))
@@ -57,18 +58,19 @@ def share_sequences(model: GPT, processes: Processes) -> ContextGroup:
 
 
 def share_weights(model: GPT, config: TrainConfig, processes: Processes) -> None:
-    """Bring a model to the device, or of its weights this process's part (FSDP2, by block).
+    """Move a model to the device, or shard it over the processes (FSDP2, block by block).
 
-    Zhao et al. 2023, "PyTorch FSDP" (arXiv 2304.11277). Until then nothing may hold its parameters.
-    Those of norms stay whole, in float32: near 1, numbers of bfloat16 lie 1/128 apart, and a gain
-    takes many steps to move as far.
+    Zhao et al. 2023, "PyTorch FSDP" (arXiv 2304.11277). Nothing may hold its parameters before this
+    call. Parameters of norms stay unsharded and in float32: bfloat16 numbers near 1 are 1/128
+    apart, and a gain takes many steps to move that far.
     """
     parallel = config.parallel
     if parallel.mode == "ddp" or processes.world_size == 1:
         model.to(processes.device)
         return
-    of_norms = [p for part in model.modules() if isinstance(part, Norm) for p in part.parameters()]
-    for weight in of_norms:
+    norms = [module for module in model.modules() if isinstance(module, Norm)]
+    norm_weights = [weight for norm in norms for weight in norm.parameters()]
+    for weight in norm_weights:
         weight.data = weight.data.to(processes.device)
     dtype = config.run.dtype if parallel.gather_dtype == "auto" else parallel.gather_dtype
     options: dict[str, Any] = {
@@ -78,80 +80,85 @@ def share_weights(model: GPT, config: TrainConfig, processes: Processes) -> None
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         ),
-        "ignored_params": set(of_norms),
+        "ignored_params": set(norm_weights),
     }
-    # of outputs that are views: nothing here changes one in place
+    # This warns about outputs that are views. Nothing here changes one in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     for block in blocks_of(model):
-        block.forward = partial(_with_bias_of_its_own, block.forward)
+        block.forward = partial(_forward_with_copied_bias, block.forward)
         fully_shard(block, reshard_after_forward=parallel.reshard, **options)
-    # the embedding is the head, too
+    # The embedding is also the head, so the root stays gathered after its forward pass.
     fully_shard(model, reshard_after_forward=False, **options)
 
 
-def _with_bias_of_its_own(
+def _forward_with_copied_bias(
     forward: Callable[..., tuple[Tensor, Pending]], *arguments: Any, **keywords: Any
 ) -> tuple[Tensor, Pending]:
-    """What a block gives, without a part of it that is gone when the next one adds it."""
+    """Forward pass of a block that copies its pending bias.
+
+    FSDP2 frees the block's gathered weights before the next block adds the bias.
+    """
     x, (branch, bias) = forward(*arguments, **keywords)
     return x, Pending(branch, None if bias is None else bias.clone())
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The Transformer blocks of a model, in order."""
-    return [part for part in model.modules() if isinstance(part, Block)]
+    """Transformer blocks of a model, in order."""
+    return [module for module in model.modules() if isinstance(module, Block)]
 
 
 def compile_and_wrap(
     model: nn.Module, run: RunConfig, processes: Processes, n_shapes: int
 ) -> tuple[nn.Module, nn.Module]:
-    """The model fused by torch.compile; and that with its gradients averaged over processes.
+    """Compile a model, and wrap it to average gradients over processes; returns both models.
 
     Args:
-        model: its blocks will keep for the backward pass what `run` says.
+        model: activation checkpointing is applied to its blocks, as set in `run`.
         run: settings of the run.
-        processes: that train it together.
-        n_shapes: shapes of batches that the model is given: code is compiled for each.
+        processes: all processes that train it together.
+        n_shapes: number of batch shapes that the model gets; each is compiled separately.
     """
     blocks = blocks_of(model)
     checkpoint_blocks(blocks, run.activation_checkpointing)
-    fast = model
+    compiled = model
     if run.compile:
-        # with gradients and without; each block may have a softmax scale of its own
+        # Twice: with gradients and without. Times blocks: each may have its own softmax scale.
         _prepare_compiler(run, 2 * n_shapes * max(1, len(blocks)))
         if isinstance(model, GPT) and _compiles_by_block(model, run, processes):
-            model.compile_parts(_compiled)
+            model.compile_parts(_compile)
         else:
-            fast = _compiled(model)
+            compiled = _compile(model)
     if processes.world_size == 1 or isinstance(model, FSDPModule):
-        return fast, fast
+        return compiled, compiled
     on_gpu = processes.device.type == "cuda"
-    # what gradients are added up on: a stream that can be captured, as the one by default cannot
+    # DDP accumulates gradients on the stream that is current here. The default stream would not do:
+    # it cannot be captured.
     with torch.cuda.stream(torch.cuda.Stream(processes.device)) if on_gpu else nullcontext():
         parallel = DistributedDataParallel(
-            fast,
+            compiled,
             device_ids=[processes.device] if on_gpu else None,
-            gradient_as_bucket_view=True,  # or memory would hold them twice
+            gradient_as_bucket_view=True,  # otherwise gradients are in memory twice
             bucket_cap_mb=BUCKET_MB,
         )
-    # tables of constants, the same everywhere; as an argument, torch 2.13 deprecates it
+    # Buffers are tables of constants, equal on all processes. torch 2.13 deprecates the argument.
     parallel.broadcast_buffers = False
-    return fast, parallel
+    return compiled, parallel
 
 
 def _compiles_by_block(model: GPT, run: RunConfig, processes: Processes) -> bool:
-    # The gradients of a block are exchanged while the next computes. And of a whole model, the
-    # compiler keeps no block's input: it computes all of them again before any is needed.
+    # With several processes, a block's gradients are exchanged while the next block computes. With
+    # activation checkpointing, compiling the whole model would drop the blocks' inputs: all of them
+    # would be recomputed before the first is needed.
     if processes.world_size > 1 or run.activation_checkpointing != "none":
         return True
-    # Blocks that differ only in their weights share one graph, so that its depth costs no time.
-    # A budget of memory is spent over all blocks.
+    # Blocks that differ only in their weights share one graph: compile time does not grow with
+    # depth. A memory budget below 1 is spent over all blocks, so it needs the whole model.
     return not model.config.scale_attn_by_inverse_layer_idx and run.activation_memory == 1
 
 
 def _prepare_compiler(run: RunConfig, n_versions: int) -> None:
-    # torch takes more than a few versions of code for a mistake, and counts those of earlier runs
-    # in this process, whose models share their code with this one
+    # torch treats more than a few compiled versions of a function as an error. It also counts those
+    # of earlier runs in this process, whose models share code with this one.
     torch.compiler.reset()
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, n_versions)
@@ -161,12 +168,12 @@ def _prepare_compiler(run: RunConfig, n_versions: int) -> None:
 
 
 def key_caches_by_source() -> None:
-    """Put a hash of our sources into the keys of torch.compile's caches on disk.
+    """Add a hash of our sources to the keys of torch.compile's caches on disk.
 
-    A graph has only the name of an operator or an autograd.Function. With their source in the key,
-    PyTorch may also keep what it traced through the latter.
+    A graph contains only the names of our operators and autograd.Functions. With their source in
+    the key, PyTorch can safely cache graphs traced through an autograd.Function.
     """
-    tag = torch.compiler.config.cache_key_tag  # the user may have set one
+    tag = torch.compiler.config.cache_key_tag  # may be set by the user
     if _SOURCES not in tag:
         torch.compiler.config.cache_key_tag = tag + _SOURCES
     functorch_config.autograd_cache_allow_custom_autograd_functions = True
@@ -181,18 +188,18 @@ def _source_hash(root: Path) -> str:
 
 
 _SOURCES = _source_hash(Path(__file__).parents[1])
-"""Hash of the code that was imported: files may change while a run starts."""
+"""Hash of the imported code, taken at import: files may change later while a run starts."""
 
 
-def _compiled(what: F) -> F:
+def _compile(function: F) -> F:
     return torch.compile(  # pyright: ignore
-        what,
-        fullgraph=True,  # a graph break would be slow, and nobody would see it
-        dynamic=False,  # code for any shape is slower
+        function,
+        fullgraph=True,  # a graph break would be slow and go unnoticed
+        dynamic=False,  # code for dynamic shapes is slower
     )
 
 
-# The output of attention is small for the time that it took, above all in long contexts.
+# Outputs of attention are small for the time that they take, above all in long contexts.
 _ATTENTION = (
     torch.ops.papilio.attn_fwd.default,
     torch.ops.papilio.attn_packed_fwd.default,
@@ -204,23 +211,24 @@ _ATTENTION = (
 )
 
 
-def checkpoint_blocks(blocks: Iterable[nn.Module], what: ActivationCheckpointing) -> None:
-    """From now on each of these modules keeps no more than `what` says.
+def checkpoint_blocks(blocks: Iterable[nn.Module], mode: ActivationCheckpointing) -> None:
+    """Apply activation checkpointing to each of these modules, in place.
 
-    Whatever calls `torch.compile` on one of them, or on a model of them, must do so later.
+    Call it before `torch.compile` on any of them, or on their model.
     """
-    if what == "none":
+    if mode == "none":
         return
-    # of operators in place, which are no concern of ours: they are within ours
+    # Silences warnings about in-place operators: here they occur only inside our own operators.
     logging.getLogger("torch._higher_order_ops.wrap").setLevel(logging.ERROR)
-    # without a policy, code compiled by PyTorch 2.11 keeps what an autograd.Function saves
-    kept = _ATTENTION if what == "selective" else ()
-    contexts = partial(create_selective_checkpoint_contexts, partial(_policy, kept))
+    # "full" also needs a policy: without one, code compiled by PyTorch 2.11 keeps the tensors that
+    # an autograd.Function saves.
+    saved = _ATTENTION if mode == "selective" else ()
+    contexts = partial(create_selective_checkpoint_contexts, partial(_policy, saved))
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
 def _policy(
-    kept: tuple[Any, ...], context: Any, operator: Any, *_: Any, **__: Any
+    saved: tuple[Any, ...], context: Any, operator: Any, *_: Any, **__: Any
 ) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,4 +1,4 @@
-"""Time of training: a stopwatch of its speed, and profiles of its steps by what kernels are for."""
+"""Measure training speed and GPU-hours, and profile steps by the purpose of their kernels."""
 
 import re
 import time
@@ -12,15 +12,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 SKIPPED, WARM_UP = 10, 5
-"""Steps before those that are counted: of them the first compile, and the last are watched, too."""
-_MOST_LINES = 15
+"""Steps before the measured ones: the first 10 include compilation, 5 more warm the profiler up."""
+_MAX_LINES = 15
 
 
 class StepProfiler:
-    """Watches some steps of a run, and then no more."""
+    """Profiler of a few steps of a run."""
 
     def __init__(self, folder: Path, n_steps: int, device: torch.device) -> None:
-        """Watch `n_steps` steps, after the first of this start; the results go into `folder`."""
+        """Profile `n_steps` steps after the first 15 of this start; results go into `folder`."""
         self._folder, self._n_steps, self._device = folder, n_steps, device
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
@@ -31,26 +31,26 @@ class StepProfiler:
         self._is_on = False
 
     def step(self) -> bool:
-        """A step is done; whether it was the last that is watched, so that `report` can tell."""
+        """Count a finished step; returns True once the last profiled step is done."""
         self._count += 1
-        watched = self._count - SKIPPED
-        if watched == 0:
+        profiled = self._count - SKIPPED
+        if profiled == 0:
             self._profile.start()
             self._is_on = True
-        elif 0 < watched <= WARM_UP + self._n_steps:
-            if watched >= WARM_UP:
+        elif 0 < profiled <= WARM_UP + self._n_steps:
+            if profiled >= WARM_UP:
                 self._wait()
             seconds = time.perf_counter() - self._started
             self._profile.step()
-            if watched == WARM_UP:
+            if profiled == WARM_UP:
                 self._started = time.perf_counter()
-            if watched == WARM_UP + self._n_steps:
+            if profiled == WARM_UP + self._n_steps:
                 self._step_ms = 1000 * seconds / self._n_steps
                 return True
         return False
 
     def unfinished(self) -> bool:
-        """Whether the steps that were to be watched have not all come."""
+        """Whether steps to profile are still missing."""
         return self._count < SKIPPED + WARM_UP + self._n_steps
 
     def _stop(self) -> None:
@@ -62,36 +62,36 @@ class StepProfiler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Watch no more, wherever the run ends: PyTorch has one profiler for all of a process."""
+        """Stop profiling however the run ends: a process has only one PyTorch profiler."""
         self._stop()
 
     def _wait(self) -> None:
-        """Until the GPU has done the step: what is counted is all of some steps, and no other."""
+        """Wait for the GPU, so that measured steps are complete and contain nothing else."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def report(self) -> str:
-        """What the steps tell, as lines of text; writes the table and the trace."""
+        """Write the table and the trace; returns the table as text."""
         self._stop()
         self._folder.mkdir(exist_ok=True)
         trace, text = self._folder / "trace.json", self._folder / "table.txt"
         self._profile.export_chrome_trace(str(trace))
-        tell = self._parts if self._device.type == "cuda" else self._operators
-        lines = tell(self._step_ms)
+        measure = self._parts if self._device.type == "cuda" else self._operators
+        lines = measure(self._step_ms)
         table = "\n".join(
-            [f"{'ms':>10} {'calls':>8}  of a step, mean of {self._n_steps} under the profiler"]
+            [f"{'ms':>10} {'calls':>8}  per step, mean of {self._n_steps} profiled steps"]
             + [f"{ms:10.2f} {calls:8.1f}  {name}" for name, ms, calls in lines]
         )
         text.write_text(table + "\n", encoding="utf-8")
-        return f"{table}\nprofile: {text}, and {trace} for ui.perfetto.dev or chrome://tracing"
+        return f"{table}\nprofile: {text}; trace: {trace} (open in ui.perfetto.dev or chrome://tracing)"
 
     def _parts(self, step_ms: float) -> list[tuple[str, float, float]]:
-        """Kernels by what they are for, and the time in which none runs."""
+        """Milliseconds and launches of kernels by purpose, and the idle time."""
         events = self._profile.key_averages()
         kernels = [
             (str(e.key), e.self_device_time_total / 1000, e.count)
             for e in events
-            # annotations span kernels that are counted by themselves
+            # Annotations span kernels that are already counted.
             if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation
         ]
         parts = add_up(kernels, self._n_steps)
@@ -103,7 +103,7 @@ class StepProfiler:
         ]
 
     def _operators(self, step_ms: float) -> list[tuple[str, float, float]]:
-        """PyTorch's operators on the CPU, the longest first, each without those that it calls."""
+        """Self time of PyTorch's operators on the CPU, longest first."""
         n = self._n_steps
         events = [
             (str(e.key), e.self_cpu_time_total / 1000 / n, e.count / n)
@@ -111,11 +111,11 @@ class StepProfiler:
             if not _is_step(e.key)
         ]
         events.sort(key=lambda event: -event[1])
-        rest = step_ms - sum(ms for _, ms, _ in events[:_MOST_LINES])
+        rest = step_ms - sum(ms for _, ms, _ in events[:_MAX_LINES])
         return [
             ("the whole step", step_ms, 1.0),
-            *events[:_MOST_LINES],
-            ("others, and Python", max(0.0, rest), 0.0),
+            *events[:_MAX_LINES],
+            ("other operators, and Python", max(0.0, rest), 0.0),
         ]
 
 
@@ -123,8 +123,8 @@ def _is_step(key: str) -> bool:
     return key.startswith("ProfilerStep")
 
 
-# What kernels are called. Those that torch.compile writes have in their names all that they fuse:
-# of several parts the first here counts.
+# Patterns of kernel names. The name of a torch.compile kernel lists all that it fuses; if several
+# parts match, the first one here counts.
 PARTS = {
     "matrix products": r"nvjet|gemm|cutlass|xmma|splitK|^product_kernel",
     "attention": r"^attn_|flash|sdpa|fmha|compute_dot_do_o|convert_dq",
@@ -138,19 +138,19 @@ IDLE = "nothing running"
 
 
 class Part(NamedTuple):
-    """A share of a step."""
+    """Time and number of launches of a part of a step."""
 
     ms: float
     launches: float
 
 
 def part_of(kernel: str) -> str:
-    """Part of a step that a kernel of this name belongs to."""
+    """Part of a step that a kernel belongs to, by its name."""
     return next((part for part, names in PARTS.items() if re.search(names, kernel)), REST)
 
 
 def add_up(kernels: Iterable[tuple[str, float, int]], steps: int) -> dict[str, Part]:
-    """Parts of one of `steps` steps, from names, milliseconds and launches of kernels."""
+    """Mean time and launches by part of a step, from kernel names, milliseconds and launches."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name, ms, launches in kernels:
         total = totals[part_of(name)]
@@ -166,20 +166,20 @@ def add_up(kernels: Iterable[tuple[str, float, int]], steps: int) -> dict[str, P
 def time_by_part(
     step: Callable[[], object], step_ms: float, steps: int = 3, warmup: int = 10
 ) -> dict[str, Part]:
-    """Run a step a few times under PyTorch's profiler.
+    """Profile a step: milliseconds and launches by part.
 
-    What is left of `step_ms`, the time of a step without the profiler, is when nothing runs.
+    The idle part is `step_ms`, the time of a step without the profiler, minus all other parts.
 
     Args:
-        warmup: steps that the profiler sees and does not count: after the pause in which it begins
-            a GPU runs faster than in a long run.
+        warmup: steps that the profiler runs without counting them. After the pause in which the
+            profiler starts, a GPU runs faster than in a long run.
     """
 
-    def synchronised() -> None:
+    def synchronized_step() -> None:
         step()
-        torch.cuda.synchronize()  # what is counted is all of its steps, and nothing else
+        torch.cuda.synchronize()  # so that exactly these steps are counted
 
-    parts = add_up(recorded(synchronised, ProfilerActivity.CUDA, steps, warmup), steps)
+    parts = add_up(recorded(synchronized_step, ProfilerActivity.CUDA, steps, warmup), steps)
     busy = sum(part.ms for part in parts.values())
     return {**parts, IDLE: Part(max(0.0, step_ms - busy), 0)}
 
@@ -187,45 +187,47 @@ def time_by_part(
 def recorded(
     step: Callable[[], object], activity: ProfilerActivity, steps: int, warmup: int
 ) -> list[tuple[str, float, int]]:
-    """Events that PyTorch's profiler counts in `steps` steps after `warmup` others.
+    """Events of `steps` steps, after `warmup` others, counted by PyTorch's profiler.
 
     Returns:
-        Names, milliseconds on the GPU, and launches.
+        Name, milliseconds on the GPU and number of launches of each event.
     """
     plan = schedule(wait=0, warmup=warmup, active=steps, repeat=1)
-    with profile(activities=[activity], schedule=plan) as found:
+    with profile(activities=[activity], schedule=plan) as profiler:
         for _ in range(warmup + steps):
             step()
-            found.step()
-    events = ((str(e.key), e.device_time_total / 1000, e.count) for e in found.key_averages())
-    return [event for event in events if not event[0].startswith("ProfilerStep")]  # a whole step
+            profiler.step()
+    averages = profiler.key_averages()
+    events = ((str(e.key), e.device_time_total / 1000, e.count) for e in averages)
+    # A ProfilerStep event spans all events of its step.
+    return [event for event in events if not _is_step(event[0])]
 
 
 class Stopwatch:
-    """Speed and GPU-hours of training, counted from step to step and stopped while `paused`.
+    """Stopwatch for the speed and the GPU-hours of training; it stops while `paused`.
 
-    Timed are batches, forward and backward pass, exchange of gradients and optimizer. Evaluating,
-    saving and logging happen in pauses. The first step of a process compiles, so it is not timed:
-    it counts as long as the steps after it take on average, up to the next pause that follows any.
-    A process that is gone before that leaves it out. Each process has a watch of its own, and what
-    a run records is the main process's time, times the number of processes.
+    Timed are batches, forward and backward pass, gradient communication and optimizer. Evaluation,
+    saving and logging happen in pauses. The first step of a process compiles, so it is not timed.
+    It counts instead as the mean of the steps after it, up to the first pause that follows any. If
+    the process ends before that, the step is not counted. Each process has its own stopwatch; a run
+    records the time of the main process, times the number of processes.
     """
 
     def __init__(
         self, device: torch.device, *, n_processes: int = 1, gpu_hours: float = 0.0
     ) -> None:
-        """Start it, with the GPU-hours of a checkpoint; `device` is waited for at each reading."""
+        """Start with the GPU-hours of a checkpoint; each reading synchronizes with `device`."""
         self._device = device
         self._n_processes = n_processes
         self.gpu_hours = gpu_hours
         """Hours of training up to the last pause, times the number of processes."""
         self._at_first_step = True
-        self._untimed_tokens = 0  # of the first step, until its time can be told
+        self._untimed_tokens = 0  # tokens of the first step, until its time can be estimated
         self._tokens, self._seconds = 0, 0.0  # since the last reading of the speed
         self._start()
 
     def count(self, tokens: int) -> None:
-        """Count a step of this many tokens, over all processes."""
+        """Count a step of `tokens` tokens, summed over all processes."""
         if self._at_first_step:
             self._at_first_step = False
             self._untimed_tokens = tokens
@@ -234,22 +236,22 @@ class Stopwatch:
             self._tokens_here += tokens
 
     def expect_compilation(self) -> None:
-        """Announce that the next step compiles: it is timed as the first one is."""
+        """Exclude the next step from timing, as the first one: it will compile."""
         self._stop()
         self._start()
         self._at_first_step = True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count what happens in this context."""
+        """Exclude the time spent in this context."""
         self._stop()
         yield
         self._start()
 
     def tokens_per_s(self) -> float | None:
-        """Tokens a second of the whole run since the last call, None if no step was timed since.
+        """Tokens per second of the whole run since the last call; None if no step was timed.
 
-        To be called in a pause.
+        Call it in a pause.
         """
         speed = self._tokens / self._seconds if self._tokens else None
         self._tokens, self._seconds = 0, 0.0
@@ -262,13 +264,13 @@ class Stopwatch:
     def _stop(self) -> None:
         self._wait()
         seconds = time.perf_counter() - self._started
-        if self._tokens_here == 0:  # pauses one after the other, or the first step alone
+        if self._tokens_here == 0:  # two pauses in a row, or only the first step
             return
         self._tokens += self._tokens_here
         self._seconds += seconds
-        as_long = 1 + self._untimed_tokens / self._tokens_here
+        scale = 1 + self._untimed_tokens / self._tokens_here
         self._untimed_tokens = 0
-        self.gpu_hours += seconds * as_long * self._n_processes / 3600
+        self.gpu_hours += seconds * scale * self._n_processes / 3600
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

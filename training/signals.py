@@ -1,4 +1,4 @@
-"""How a signal stops a command: at once, or after what must not be torn, and in one sentence."""
+"""Stop a command by a signal, at once or at a safe point, with a one-line message."""
 
 import errno
 import os
@@ -11,37 +11,39 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
-_STOPPED = {
+_MESSAGES = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
     signal.SIGHUP: "hung up",  # the terminal was closed, or its ssh connection lost
-    signal.SIGUSR1: "told to end",  # by Slurm, with --signal=USR1@SECONDS before a time limit
+    signal.SIGUSR1: "stopped by SIGUSR1",  # Slurm: --signal=USR1@SECONDS before a time limit
 }
 _received: list[int] = []
-"""The signal that ends this process: what it raises, others may catch and raise anew."""
-_noted: list[tuple[int, float]] | None = None
-"""While stops are noted, the first signal and when it came; None while they are raised."""
-_SOON, _LONG_STEP, _KILLED = 2.0, 10.0, 25.0
-"""Seconds after a signal in which it is told, and in which the process ends, though the main thread
-waits: the longer where stops are noted, as a step takes its time; torchrun kills after 30."""
+"""Signal that ends this process. Recorded because libraries may replace the error it raised."""
+_deferred: list[tuple[int, float]] | None = None
+"""First deferred signal and its time, while signals are deferred; None while they are raised."""
+_MESSAGE_S, _EXIT_S, _EXIT_DEFERRED_S = 2.0, 10.0, 25.0
+"""Seconds after a signal at which a stuck process prints its message, and at which it exits. The
+last one applies to both while signals are deferred, as a step takes its time; torchrun kills after
+30 seconds."""
 _ECHO = 2.0
-"""Seconds in which torchrun sends a signal on to those who have got it already."""
+"""Seconds within which torchrun forwards a signal to processes that already received it."""
 _advice: list[Callable[[], str]] = []
-"""Of the blocks of `if_interrupted` that run, the innermost last."""
-_told: list[int] = []
-"""The signal that was told while the main thread waited."""
+"""Advice of the active `if_interrupted` blocks, the innermost last."""
+_printed: list[int] = []
+"""Signal whose message was printed while the main thread was stuck."""
 _saved: list[bool] = []
-"""Not empty where all that the command did is saved."""
+"""Not empty if all work of the command is saved."""
 
 
 @contextmanager
 def if_interrupted(
     advice: Callable[[], str], *, is_saved: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Have `errors_as_sentences` say `advice()`, as it is then, where a signal ends the block.
+    """Add `advice()` to the message of `errors_as_sentences` if a signal ends this block.
 
-    It follows the word "interrupted" or "terminated": ": the same command goes on from here". Where
-    `is_saved()`, the command was not asked in vain: it exits with 0, unless by Ctrl-C.
+    The text is evaluated at that time, and follows the word "interrupted" or "terminated", as in
+    ": the same command resumes from here". If `is_saved()`, nothing is lost: the command exits with
+    status 0, except after Ctrl-C.
     """
     _advice.append(advice)
     try:
@@ -58,17 +60,17 @@ def if_interrupted(
 
 @contextmanager
 def signals_raised() -> Iterator[None]:
-    """Raise KeyboardInterrupt, with the signal, for SIGINT, SIGTERM, SIGHUP and SIGUSR1.
+    """Raise KeyboardInterrupt for SIGINT, SIGTERM, SIGHUP and SIGUSR1, and record the signal.
 
-    In all processes of torchrun alike: one that dies in the middle of a collective leaves the
-    others waiting on the GPU, deaf to signals.
+    All processes of torchrun do the same. If one of them simply died in the middle of a collective,
+    the others would wait on the GPU and ignore signals.
     """
-    before = {number: signal.getsignal(number) for number in _STOPPED}
-    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+    before = {number: signal.getsignal(number) for number in _MESSAGES}
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
         before = {}
-    # What is ignored stays ignored, for example SIGHUP under nohup. But torchrun handles SIGHUP
-    # even there, sends it on and kills its processes 30 seconds later.
-    handled = {signal.SIGHUP} if place() is not None else set()
+    # Ignored signals stay ignored, for example SIGHUP under nohup. The exception is torchrun: it
+    # handles SIGHUP even there, forwards it and kills its processes 30 seconds later.
+    handled = {signal.SIGHUP} if launched_rank() is not None else set()
     before = {
         number: handler
         for number, handler in before.items()
@@ -77,145 +79,145 @@ def signals_raised() -> Iterator[None]:
 
     def stop(number: int, _: object) -> None:
         if number == signal.SIGHUP:
-            leave_closed_terminals()
-        if _noted:  # a second one
-            if place() is None or time.monotonic() - _noted[0][1] > _ECHO:
+            redirect_closed_terminals()
+        if _deferred:  # the second signal
+            if launched_rank() is None or time.monotonic() - _deferred[0][1] > _ECHO:
                 os._exit(128 + number)
             return
-        if _noted is not None:
-            _noted.append((number, time.monotonic()))
-            for other in before:  # who else asks must wait, but for a second Ctrl-C
+        if _deferred is not None:
+            _deferred.append((number, time.monotonic()))
+            for other in before:  # later signals must wait, except a second Ctrl-C
                 if other != signal.SIGINT:
                     signal.signal(other, signal.SIG_IGN)
             return
-        # A second Ctrl-C ends whatever the first began; torchrun sends each signal on to those who
-        # have got it already, and kills them if they take too long.
+        # A second Ctrl-C kills the process during cleanup. Under torchrun, further signals are
+        # ignored: it forwards each to processes that already received it, and kills slow ones.
         for other in before:
-            signal.signal(other, signal.SIG_DFL if place() is None else signal.SIG_IGN)
+            signal.signal(other, signal.SIG_DFL if launched_rank() is None else signal.SIG_IGN)
         end_by(number)
 
     for number in before:
         signal.signal(number, stop)
-    if before and place() is not None:
-        _end_when_stuck()
+    if before and launched_rank() is not None:
+        _start_stuck_watchdog()
     try:
         yield
     finally:
-        if not _received:  # else this process ends
+        if not _received:  # otherwise this process is about to exit
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
 @contextmanager
-def stops_noted() -> Iterator[Callable[[], int | None]]:
-    """Within it, signals are noted instead of raised, for a block that looks for them itself.
+def deferred_signals() -> Iterator[Callable[[], int | None]]:
+    """Defer signals within this context, for a block that polls for them itself.
 
-    Gives a function that tells of the first signal, None before there is one. A second Ctrl-C ends
+    Yields a function that returns the first signal, or None if there was none. A second Ctrl-C ends
     the process at once.
     """
-    global _noted
-    noted: list[tuple[int, float]] = []
-    _noted = noted
+    global _deferred
+    deferred: list[tuple[int, float]] = []
+    _deferred = deferred
     try:
-        yield lambda: noted[0][0] if noted else None
+        yield lambda: deferred[0][0] if deferred else None
     finally:
-        _noted = None
+        _deferred = None
 
 
 def end_by(number: int) -> NoReturn:
-    """End the command as by this signal."""
+    """End the command as if this signal had just arrived."""
     _received.append(number)
     raise KeyboardInterrupt
 
 
 def is_stop(error: BaseException) -> bool:
-    """Whether a signal ends the command, by this error or by what became of it on its way."""
+    """Whether a signal ends the command, even if a library has replaced its KeyboardInterrupt."""
     return isinstance(error, KeyboardInterrupt) or bool(_received)
 
 
 def end_stopped(error: BaseException) -> NoReturn:
-    """Say by which signal the command ends, and exit."""
+    """Print the message of the signal that ended the command, and exit."""
     number = _received[0] if _received else signal.SIGINT
-    if not _told:
-        _tell(number, getattr(error, "__notes__", ()))
+    if not _printed:
+        _print_message(number, getattr(error, "__notes__", ()))
     if sys.flags.dev_mode:
         raise error
     raise SystemExit(0 if _saved and number != signal.SIGINT else 128 + number) from error
 
 
-def place() -> int | None:
-    """Which of torchrun's processes on this machine this is; None if torchrun did not start it."""
+def launched_rank() -> int | None:
+    """Local rank of this process under torchrun; None if torchrun did not start it."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     return int(os.environ["LOCAL_RANK"])
 
 
-def _end_when_stuck() -> None:
-    """From now on, say so and end after a signal whose handler does not come to run.
+def _start_stuck_watchdog() -> None:
+    """Start a thread that ends the process if a signal arrives and its handler never runs.
 
-    Python calls it between two steps of the main thread, which may wait in NCCL for ever, for a
-    process that has ended.
+    Python runs handlers between two instructions of the main thread, which may be stuck in NCCL,
+    waiting forever for a process that has ended.
     """
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     signal.set_wakeup_fd(writes)
 
     def watch() -> None:
-        while (number := os.read(reads, 1)[0]) not in _STOPPED:
+        while (number := os.read(reads, 1)[0]) not in _MESSAGES:
             pass
-        noting = _noted is not None
-        time.sleep(_KILLED if noting else _SOON)
-        if not (_received or _noted):
-            _told.append(number)
-            _tell(number, [advice() for advice in reversed(_advice)])
-        time.sleep(0 if noting else _LONG_STEP - _SOON)
-        if not (_received or _noted):
+        deferring = _deferred is not None
+        time.sleep(_EXIT_DEFERRED_S if deferring else _MESSAGE_S)
+        if not (_received or _deferred):
+            _printed.append(number)
+            _print_message(number, [advice() for advice in reversed(_advice)])
+        time.sleep(0 if deferring else _EXIT_S - _MESSAGE_S)
+        if not (_received or _deferred):
             os._exit(128 + number)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _tell(number: int, notes: Iterable[str]) -> None:
-    if place() in (None, 0):
-        sys.stderr.write("".join([_STOPPED[signal.Signals(number)], *notes, "\n"]))
+def _print_message(number: int, notes: Iterable[str]) -> None:
+    if launched_rank() in (None, 0):
+        sys.stderr.write("".join([_MESSAGES[signal.Signals(number)], *notes, "\n"]))
         sys.stderr.flush()
 
 
-def leave_closed_terminals() -> bool:
-    """Send stdout and stderr to nowhere where their terminal was closed; whether one was.
+def redirect_closed_terminals() -> bool:
+    """Redirect output of a closed terminal to /dev/null; returns whether one was closed.
 
-    Any write to it would raise an error, in the middle of what is to be saved.
+    Otherwise any write to it would raise an error, possibly while a checkpoint is being saved.
     """
     closed = [number for number in (1, 2) if _is_closed_terminal(number)]
     if closed:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        devnull = os.open(os.devnull, os.O_WRONLY)
         for number in closed:
-            os.dup2(nowhere, number)
-        os.close(nowhere)
+            os.dup2(devnull, number)
+        os.close(devnull)
     return bool(closed)
 
 
 class TerminalStream:
-    """A text stream that survives the end of its terminal; otherwise it is `stream`."""
+    """Text stream that wraps `stream` and drops output once its terminal was closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, or nothing where the terminal was closed."""
+        """Write a text, or nothing if the terminal was closed."""
         try:
             return self._stream.write(text)
         except OSError as error:
-            if error.errno != errno.EIO or not leave_closed_terminals():
+            if error.errno != errno.EIO or not redirect_closed_terminals():
                 raise
             return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered, or nothing where the terminal was closed."""
+        """Flush buffered text, or nothing if the terminal was closed."""
         try:
             self._stream.flush()
         except OSError as error:
-            if error.errno != errno.EIO or not leave_closed_terminals():
+            if error.errno != errno.EIO or not redirect_closed_terminals():
                 raise
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""One training step: forward, backward, clipping and the optimizer, optionally as a CUDA graph."""
+"""Training step: forward, backward, clipping and optimizer, optionally in a CUDA graph."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -12,26 +12,26 @@ from kernels.fused.cast_cache import CastCache
 from training.distributed import average_unsharded_gradients
 from training.finite_steps import FiniteSteps
 
-# Calls in which torch.compile, cuBLAS, NCCL and the optimizer allocate what they keep. In the first
-# ten DistributedDataParallel also takes the time of its own doing.
+# Calls in which torch.compile, cuBLAS, NCCL and the optimizer allocate the memory that they keep.
+# DistributedDataParallel also times itself in its first ten calls.
 _WARM_UP = 3
-_WARM_UP_TOGETHER = 12
+_WARM_UP_DISTRIBUTED = 12
 
 LossOf = Callable[..., tuple[Tensor, ...]]
-"""Called with a model and the tensors of a micro-batch; returns the mean loss, with a gradient, and
-other values that are averaged over steps, () each."""
+"""Function of a model and the tensors of a micro-batch. It returns the mean loss, with a gradient,
+and other values that are averaged over steps, () each."""
 
 
 def train_step(loss_of: LossOf, model: nn.Module, finite: FiniteSteps, *batch: Tensor) -> None:
-    """Take one step on the mean loss of the micro-batches of all processes.
+    """Take one optimizer step on the mean loss over the micro-batches of all processes.
 
-    Nothing here waits for the GPU, so that the step can be captured in a CUDA graph.
+    Nothing here waits for the GPU, so the step can be captured in a CUDA graph.
 
     Args:
-        loss_of: the loss of a micro-batch.
-        model: as it is trained, by DistributedDataParallel or FSDP2 if there are more processes.
-        finite: clips gradients and takes the optimizer's step, unless a number is not finite.
-        batch: (M, ...) each, M micro-batches of this process; their gradients add up, and are
+        loss_of: loss of a micro-batch.
+        model: wrapped in DistributedDataParallel or FSDP2 if there are several processes.
+        finite: clips gradients and takes the optimizer step, unless a value is not finite.
+        batch: (M, ...) each, M micro-batches of this process. Their gradients are accumulated, and
             exchanged once.
     """
     finite.optimizer.zero_grad(set_to_none=True)
@@ -49,11 +49,10 @@ def train_step(loss_of: LossOf, model: nn.Module, finite: FiniteSteps, *batch: T
 
 
 class GraphedStep:
-    """A training step that is captured in a CUDA graph after a few calls and replayed from then on.
+    """Training step that is captured in a CUDA graph after a few warmup calls, then replayed.
 
-    A small model's kernels take less time than the CPU needs to launch them one by one. Every call
-    is a step that counts, also those before and the one that is captured. On a CPU it stays a plain
-    call.
+    The kernels of a small model take less time than the CPU needs to launch them one by one. Every
+    call is a real training step, including warmup and capture. On a CPU it stays a plain call.
     """
 
     def __init__(
@@ -65,33 +64,38 @@ class GraphedStep:
         capture: bool = True,
         cache_casts: bool = True,
     ) -> None:
-        """Nothing is run yet. Without `capture`, `step` stays a plain call.
+        """Wrap a step; nothing runs yet.
 
-        With `cache_casts`, casts of weights are cached: weights must then stay where they are.
+        The step takes tensors of constant shapes and returns nothing. It writes its results into
+        tensors allocated before, and never waits for the GPU. It must set the gradients of the
+        optimizer's parameters to None before it computes them.
 
-        A step takes tensors, returns nothing, and leaves its results in tensors that exist before.
-        All shapes are the same each time, and nothing in it waits for the GPU. It must set
-        gradients of the optimizer's parameters to None before it computes them.
+        Args:
+            step: the step to capture.
+            optimizer: its gradients are set to None before capture.
+            device: where the step runs.
+            capture: False keeps `step` a plain call.
+            cache_casts: cache casts of weights, which must then not move in memory.
         """
         self._step = step
         self._optimizer = optimizer
         self._captures = capture and device.type == "cuda"
-        # one for all: cuBLAS keeps memory to work in for each stream that it has seen
+        # One stream for warmup and capture: cuBLAS keeps a workspace for each stream that it used.
         self._stream = torch.cuda.Stream(device) if self._captures else None
         self._device = device
         self._cast_cache = CastCache() if cache_casts else None
         self._calls = 0
-        self._warm_up = _WARM_UP_TOGETHER if dist.is_initialized() else _WARM_UP
+        self._warm_up = _WARM_UP_DISTRIBUTED if dist.is_initialized() else _WARM_UP
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: tuple[Tensor, ...] = ()
 
     @property
     def captures_next(self) -> bool:
-        """Whether the next call captures the step, which takes longer than a step."""
+        """Whether the next call captures the step, which takes longer than running it."""
         return self._captures and self._graph is None and self._calls == self._warm_up
 
     def __call__(self, *inputs: Tensor) -> None:
-        """One step; inputs from the CPU are copied while the GPU still works on the last."""
+        """Take a step; inputs on the CPU are copied while the GPU works on the last step."""
         if self._device.type == "cuda":
             inputs = tuple(x if x.is_cuda else x.pin_memory() for x in inputs)
         if not self._inputs:
@@ -109,12 +113,12 @@ class GraphedStep:
         if not self._captures:
             self._step(*self._inputs)
         elif self._calls <= self._warm_up:
-            self._on_side_stream()
+            self._warm_up_step()
         else:
             self._capture()
 
-    def _on_side_stream(self) -> None:
-        """One plain call on another stream, as what is captured afterwards must have been once."""
+    def _warm_up_step(self) -> None:
+        """Run the step on the side stream, as CUDA graphs require before capture."""
         stream = self._stream
         assert stream is not None
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -123,10 +127,10 @@ class GraphedStep:
         torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def _capture(self) -> None:
-        # the graph makes its own gradients, in memory that it keeps
+        # The graph allocates its own gradients, in memory that it keeps.
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        # a checkpoint may be on its way to the disk in another thread
+        # thread_local, as another thread may be saving a checkpoint.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._step(*self._inputs)
         self._graph = graph

@@ -1,4 +1,4 @@
-"""Ending a run between two steps on all processes, and locking its folder against a second run."""
+"""Stop a run between two steps on all processes, and lock its folder against a second run."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -15,13 +15,13 @@ from training.checkpoint.folders import clear_unfinished
 from training.config import RUN_CONFIG
 from training.distributed import Processes
 from training.metrics import METRICS
-from training.signals import stops_noted
+from training.signals import deferred_signals
 
 T = TypeVar("T")
 
 
 class Stopped(Exception):  # noqa: N818
-    """Some process got a signal; all raise this at the same place."""
+    """Raised by all processes at the same step after one of them received a signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"signal {number}")
@@ -29,39 +29,40 @@ class Stopped(Exception):  # noqa: N818
 
 
 class Stop:
-    """Looks for a signal to end, once asked to `watch`; until then one ends the process at once.
+    """Polls for signals after `watch` was called; before that, a signal ends the process at once.
 
-    All processes call the same methods in the same order. What one of them got is known to all at
-    the second look: they exchange it on the CPU, in the background, and never wait for the GPU.
+    All processes call the same methods in the same order. A signal that one of them received is
+    known to all at the second `look`. They exchange it on the CPU, in the background, and never
+    wait for the GPU.
     """
 
     def __init__(self, processes: Processes) -> None:
-        """Nothing is watched yet."""
+        """Start without deferring signals; see `watch`."""
         self._processes = processes
-        self._noted: Callable[[], int | None] | None = None
+        self._signal: Callable[[], int | None] | None = None
         self._exchange: tuple[dist.Work, torch.Tensor] | None = None
         self._held = ExitStack()
 
     def watch(self) -> None:
-        """From now on there is something to save: signals are noted."""
-        if self._noted is None:
-            self._noted = self._held.enter_context(stops_noted())
+        """Defer signals from now on, because there is something to save."""
+        if self._signal is None:
+            self._signal = self._held.enter_context(deferred_signals())
 
     def look(self) -> None:
-        """Look whether to end.
+        """Check whether a process received a signal.
 
         Raises:
-            Stopped: A process was told to.
+            Stopped: One of them did.
         """
-        if self._noted is None:
+        if self._signal is None:
             return
-        number = self._noted() or 0
+        number = self._signal() or 0
         if self._processes.world_size > 1:
-            before, here = self._exchange, torch.tensor(number)
+            before, largest = self._exchange, torch.tensor(number)
             group = self._processes.host_group
-            work = dist.all_reduce(here, dist.ReduceOp.MAX, group=group, async_op=True)
+            work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=group, async_op=True)
             assert work is not None
-            self._exchange, number = (work, here), 0
+            self._exchange, number = (work, largest), 0
             if before is not None:
                 before[0].wait()
                 number = int(before[1])
@@ -69,10 +70,10 @@ class Stop:
             raise Stopped(number)
 
     def between(self, items: Iterable[T]) -> Iterator[T]:
-        """The items, as many on every process, with a look after each.
+        """Yield the items, and `look` after each; every process must have the same number.
 
         Raises:
-            Stopped: A process was told to end.
+            Stopped: A process received a signal.
         """
         for item in items:
             yield item
@@ -87,15 +88,15 @@ class Stop:
 
 @contextmanager
 def lock_run_dir(run: Path, processes: Processes) -> Iterator[None]:
-    """Make the folder of a run and keep others from training in it. All processes call this.
+    """Create the folder of a run and lock it while it is trained. All processes call this.
 
-    The main process holds the lock; the others learn from it whether to continue. What killed
-    processes left unfinished is deleted. A new folder in which nothing was written is removed in
-    the end, unless the process is killed.
+    The main process holds the lock; the others learn from it whether to continue. Unfinished files
+    of killed processes are deleted. If nothing was written into a new folder, it is removed at the
+    end, unless the process is killed.
 
     Raises:
-        ValueError: it is being trained already, or cannot be a run's own.
-        OSError: the folder can not be made or opened.
+        ValueError: another process is training there, or the folder cannot belong to a run.
+        OSError: the folder cannot be created or opened.
     """
     with ExitStack() as held:
         processes.main_does(lambda: _lock(run, held))
@@ -103,23 +104,23 @@ def lock_run_dir(run: Path, processes: Processes) -> Iterator[None]:
 
 
 def check_folder(run: Path) -> None:
-    """Refuse a folder that cannot be a run's own: it is written to, and checkpoints are deleted.
+    """Refuse a folder that cannot belong to a run, as runs overwrite files and delete checkpoints.
 
     Raises:
-        ValueError: it is the current folder or one above it, a home, or prepared data.
+        ValueError: it is the current folder or a parent of it, a home folder, or prepared data.
     """
-    # One of them alone may be another program's: a run overwrites config.yaml.
+    # With both files it is a run. A single one may belong to another program.
     if all((run / name).exists() for name in (RUN_CONFIG, METRICS)):
         return
     here, home, resolved = Path.cwd(), Path(os.path.expanduser("~")).resolve(), run.resolve()
     if resolved in (here, *here.parents, home, *home.parents):
-        what = "is the current folder, a home folder, or one that holds them"
+        problem = "is the current folder, a home folder, or a parent of one"
     elif (run / MANIFEST).exists():
-        what = "holds prepared data"
+        problem = "contains prepared data"
     else:
         return
     raise ValueError(
-        f"run.out_dir={run} {what}, and a run has a folder of its own: set run.out_dir=out/NAME"
+        f"run.out_dir={run} {problem}; a run needs its own folder. Try run.out_dir=out/NAME"
     )
 
 
@@ -130,16 +131,16 @@ def _lock(run: Path, held: ExitStack) -> None:
     held.enter_context(
         lock_folder(
             run,
-            f"run.out_dir={run} is being trained by another process: wait for it, "
-            "stop it, or choose another run.out_dir",
+            f"run.out_dir={run} is in use by another training process. Wait for it, stop it, or "
+            "choose another run.out_dir",
         )
     )
     remove_unfinished_files(run)
     clear_unfinished(run)
-    if is_new:  # what refuses its configuration or its data leaves no trace
+    if is_new:  # a run that is refused for its configuration or data leaves no folder behind
         held.callback(_remove_if_empty, run)
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not empty, or somebody moved it
+    with suppress(OSError):  # not empty, or moved by the user
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""Protocol of a task that `train.py` trains: data, a model, its loss and how it is evaluated."""
+"""Protocol of a training task: data, a model, its loss and its evaluation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from training.stop import Stop
 
 
 class Task(Protocol):
-    """A task to learn. When to step, validate, save and stop is up to `train.py`.
+    """Training task. `train.py` decides when to step, validate, save and stop.
 
-    All processes make one and call the same methods in the same order.
+    Every process creates one, and all call the same methods in the same order.
     """
 
     model: nn.Module
@@ -27,18 +27,18 @@ class Task(Protocol):
     must_match: dict[str, Any]
     """Settings that a run shares with the checkpoint from which it resumes."""
     n_shapes: int
-    """Number of batch shapes that the model is given: code is compiled for each."""
+    """Number of batch shapes that the model gets; each is compiled separately."""
 
     def take_weights(self, run: Path) -> tuple[str, int | None]:
-        """Start with the weights of another run.
+        """Load the weights of another run.
 
         Returns:
-            Their source, and the step at which they were saved; None if not known.
+            Their source, and the step at which they were saved, or None if unknown.
         """
         ...
 
     def open(self, run: Path, first_step: int) -> None:
-        """Write the files that the task keeps in the run's folder, or read them there."""
+        """Read or write the task's own files in the run's folder."""
         ...
 
     def describe(self) -> str:
@@ -66,15 +66,15 @@ class Task(Protocol):
         ...
 
     def check_data(self, *, wait: bool) -> None:
-        """Raise what is wrong with the data as far as they are checked; `wait` until all are."""
+        """Raise an error if a data check has failed; with `wait`, finish all checks first."""
         ...
 
     def speed(self, step: int, means: dict[str, float | None], per_s: float | None) -> Record:
-        """Means over steps and speed, tokens or examples per second, as a record."""
+        """Record of the means over steps and the speed, in tokens or examples per second."""
         ...
 
     def validate(self, model: nn.Module, step: int, stop: Stop) -> Record:
-        """Evaluate after `step` steps; looks at `stop` between batches."""
+        """Evaluate after `step` steps; checks `stop` between batches."""
         ...
 
     def finish(self, model: nn.Module, validated: Record, stop: Stop) -> Record:

@@ -1,4 +1,4 @@
-"""Which tasks there are, and how their runs are configured. This needs no PyTorch."""
+"""Registry of tasks and their configuration schemas. Does not import PyTorch."""
 
 import sys
 from collections.abc import Sequence
@@ -15,34 +15,34 @@ RunConfiguration = TrainConfig | ClassifyConfig
 C = TypeVar("C", bound=RunConfiguration)
 
 _NAMES = {TrainConfig: "GPT", ClassifyConfig: "classifier"}
-_OTHERS = {
-    TrainConfig: "scripts.evaluate scores it, and scripts.sample lets it write",
-    ClassifyConfig: "metrics.jsonl has its accuracies, and scripts.plot_run draws them",
+_HINTS = {
+    TrainConfig: "evaluate it with scripts.evaluate, and generate text with scripts.sample",
+    ClassifyConfig: "its accuracies are in metrics.jsonl; plot them with scripts.plot_run",
 }
 
 SCHEMAS: dict[str, type[RunConfiguration]] = {
     "language": TrainConfig,
     "classification": ClassifyConfig,
 }
-"""By the name of the task; the first is that of a configuration which names none."""
+"""Configuration schemas by task name; the first is the default."""
 
 
 def read_run(argv: Sequence[str]) -> RunConfiguration:
-    """The configuration of a run from a command line, by the `task` that it names.
+    """Read the configuration of a run from a command line; its `task` selects the schema.
 
     Raises:
-        ConfigError: no or an unreadable file, an unknown key, a wrong type or value.
+        ConfigError: a missing or unreadable file, an unknown key, a wrong type or value.
     """
     return read_task_config(SCHEMAS, argv)
 
 
 def explain_if_asked(text: str | None, argv: Sequence[str]) -> None:
-    """Where -h or --help is an argument, print `text` and all settings, and exit.
+    """If -h or --help is given, print `text` and all settings, and exit.
 
-    They are those of the configuration that is named, with its values, or else those of a GPT.
+    If a configuration is given, they are its settings and values; otherwise a GPT's defaults.
 
     Raises:
-        ConfigError: there is no such configuration.
+        ConfigError: the configuration cannot be read.
     """
     others = [argument for argument in argv if argument not in ("-h", "--help")]
     if len(others) == len(argv):
@@ -50,29 +50,29 @@ def explain_if_asked(text: str | None, argv: Sequence[str]) -> None:
     config = read_task_config(SCHEMAS, others) if others else None
     schema = TrainConfig if config is None else type(config)
     if config is None:
-        shown = """\
-Settings of a GPT, with their defaults. `train.py CONFIG --help` shows those of another file, with
-its values: of a classifier's, say, configs/lra/image.yaml."""
+        heading = """\
+Settings of a GPT, with their defaults. `train.py CONFIG --help` shows the settings and values of
+another file, for example of a classifier: configs/lra/image.yaml."""
     else:
-        shown = f"Settings of task={config.task}, with their values in {' '.join(others)}:"
-    text = f"{(text or '').strip()}\n\n{shown}"
+        heading = f"Settings of task={config.task}, with their values in {' '.join(others)}:"
+    text = f"{(text or '').strip()}\n\n{heading}"
     usage = "train.py CONFIG [key=value ...]"
     sys.stdout.write(settings_help(schema, text, usage=usage, config=config))
-    sys.stdout.flush()  # while a reader that has seen enough is no error
+    sys.stdout.flush()  # here, where a closed pipe is still handled
     raise SystemExit(0)
 
 
 def config_of(run: Path, schema: type[C]) -> C:
-    """The configuration of the run in a folder, which must be of one task.
+    """Read the configuration of a run, which must have the task of `schema`.
 
     Raises:
-        ValueError: it is of the other one.
-        ConfigError: the folder has none, or one that cannot be read.
+        ValueError: the run has another task.
+        ConfigError: the configuration is missing or cannot be read.
     """
     config = read_run([str(run / RUN_CONFIG)])
     if not isinstance(config, schema):
         raise ValueError(
-            f"{run} is a run of a {_NAMES[type(config)]} (task: {config.task}), where one of a "
-            f"{_NAMES[schema]} is needed: {_OTHERS[type(config)]}"
+            f"{run} must be a run of a {_NAMES[schema]}, but is one of a {_NAMES[type(config)]} "
+            f"(task={config.task}): {_HINTS[type(config)]}"
         )
     return config

@@ -97,19 +97,19 @@ def test_command_line_wins_over_the_file():
         ([QUICKSTART, "model.n_head=3"], "model.n_embd=128 must be divisible by model.n_head=3"),
         (
             [QUICKSTART, "run.activation_memory=0"],
-            r"run.activation_memory must lie in \(0, 1\], got 0",
+            r"run.activation_memory=0.0 must be in \(0, 1\]",
         ),
         (
             [QUICKSTART, "run.activation_memory=0.9", "run.compile=false"],
-            r"run.activation_memory=0.9 has no effect with run.compile=false: leave it out",
+            r"run.activation_memory=0.9 has no effect with run.compile=false. Remove it",
         ),
         (
             [GPT2, "run.activation_memory=0.9", "run.activation_checkpointing=full"],
-            "run.activation_memory=0.9 and run.activation_checkpointing=full both say what to",
+            "run.activation_memory=0.9 and run.activation_checkpointing=full both control",
         ),
         (
             [QUICKSTART, "parallel.gather_dtype=float32"],
-            "parallel.gather_dtype=float32 has no effect with parallel.mode=ddp: leave it out",
+            "parallel.gather_dtype=float32 has no effect with parallel.mode=ddp. Remove it",
         ),
         (
             [QUICKSTART, "parallel.reshard=false"],
@@ -117,32 +117,32 @@ def test_command_line_wins_over_the_file():
         ),
         (
             [QUICKSTART, "parallel.mode=fsdp", "optim.name=muon"],
-            "optim.name=muon with parallel.mode=fsdp: Muon needs whole matrices",
+            "optim.name=muon does not support parallel.mode=fsdp: Muon needs whole matrices",
         ),
         ([QUICKSTART, "parallel.context=0"], "parallel.context=0 must be at least 1"),
         (
             [GPT2, "model.attention_dropout=0", "model.context_length=1000", "parallel.context=3"],
-            "cuts sequences into 6 chunks, and model.context_length=1000 is no multiple of 6: 1002",
+            "context_length=1000 must be a multiple of 6: .* into 6 chunks. Try 1002",
         ),
         (
             [GPT2, "model.mask.pattern=butterfly", "parallel.context=8"],
-            "16 chunks of whole blocks, and model.context_length=1024 is no multiple of 2048: 2048",
+            "=1024 must be a multiple of 2048: .* 16 chunks of whole blocks. Try 2048",
         ),
         (
             [GPT2, "model.attention=sdpa", "parallel.context=2"],
-            "model.attention=sdpa with parallel.context=2: of sequences that GPUs share only our",
+            "model.attention=sdpa does not support parallel.context=2: only Papilio",
         ),
-        ([QUICKSTART, "run.seed=-1"], r"run.seed must lie in \[0, 2\^63\), got -1"),
-        ([QUICKSTART, "optim.lr=0"], "optim.lr must be a finite number above 0, got 0.0"),
-        ([QUICKSTART, "optim.lr=nan"], "optim.lr must be a finite number above 0, got nan"),
-        ([QUICKSTART, "optim.betas=[0.9,1.0]"], "optim.betas must be two numbers in"),
-        ([QUICKSTART, "optim.eps=0"], "optim.eps must be a finite number above 0, got 0.0"),
-        ([QUICKSTART, "optim.weight_decay=inf"], "optim.weight_decay must be a finite number"),
+        ([QUICKSTART, "run.seed=-1"], r"run.seed=-1 must be in \[0, 2\^63\)"),
+        ([QUICKSTART, "optim.lr=0"], "optim.lr=0.0 must be a finite number above 0"),
+        ([QUICKSTART, "optim.lr=nan"], "optim.lr=nan must be a finite number above 0"),
+        ([QUICKSTART, "optim.betas=[0.9,1.0]"], "optim.betas=.* must be two numbers in"),
+        ([QUICKSTART, "optim.eps=0"], "optim.eps=0.0 must be a finite number above 0"),
+        ([QUICKSTART, "optim.weight_decay=inf"], "optim.weight_decay=inf must be a finite number"),
         ([QUICKSTART, "run.log_every=0"], "run.log_every=0 must be at least 1"),
         (
             [QUICKSTART, "optim.batch_tokens=5000"],
-            r"batch_tokens=5000 must be a multiple of .*=4 .*=512 \* 1 GPU.* = 2048: "
-            "4096 or 6144 would do",
+            r"batch_tokens=5000 must be a multiple of 2048 \(.*=4 x .*=512 x 1 GPU.*"
+            "Try 4096 or 6144",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -204,13 +204,15 @@ def test_missing_value(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("optim: {max_steps: 1, batch_tokens: 1024, micro_batch_size: 1}\n"
                     "model: {}\ndata: {path: x}\nrun: {}\n")  # fmt: skip
-    with pytest.raises(ConfigError, match="out_dir has no value: set it in .* line. It is: Folder"):
+    with pytest.raises(
+        ConfigError, match="out_dir has no value: set it in .* line. It is: Output folder"
+    ):
         load_config([str(path)])
 
 
 def test_batch_that_does_not_divide_over_the_gpus():
     config = load_config([QUICKSTART])
-    with pytest.raises(ValueError, match=r"\* 3 GPU\(s\) = 6144: 6144 would do"):
+    with pytest.raises(ValueError, match=r"of 6144 \(.* x 3 GPU\(s\)\)\. Try 6144"):
         config.grad_accum_steps(world_size=3)
 
 

@@ -78,7 +78,7 @@ def test_refusals(train, capsys, tmp_path):
     with pytest.raises(SystemExit, match=r"error: Tokenizer '.*tokenizer.json' must be"):  # noqa: SIM117
         with errors_as_sentences():
             sample.main([str(folder)])
-    with pytest.raises(FileNotFoundError, match="has no checkpoint yet: train it first"):
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet. Train it first"):
         sample.main([str(tmp_path)])
 
 

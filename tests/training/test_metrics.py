@@ -25,7 +25,7 @@ def test_records_are_read_back(tmp_path, capsys):
 
 def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / METRICS).write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is no record: Unterminated"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is not a record: Unterminated"):
         read_metrics(tmp_path)
 
 
@@ -73,18 +73,18 @@ def test_other_processes_write_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{", "is no record: Expecting property name"),
-        (b"[1]", "is no record: it must be an object with a step"),
-        (b'{"step": "1"}', "is no record: it must be an object with a step"),
-        (b'{"step": 1, "loss": "s3cr3t"}', "is no record: its values must be finite"),
-        (b'{"step": 1, "loss": null}', "is no record: its values must be finite numbers"),
-        (b'{"step": 1, "loss": NaN}', "is no record: its values must be finite"),
-        (b'{"step": 1, "tokens": 1e999}', "is no record: its values must be finite"),
-        (b'{"step": 1, "val_loss": true}', "is no record: its values must be finite"),
-        (b'{"step": 1, "gpu_hours": [1]}', "is no record: its values must be finite"),
-        (b"\xff", "is no record: "),
-        (b"[" * 100_000, "is no record: it is nested too deeply"),
-        (b'{"step": ' + b"1" * 5000 + b"}", "is no record: Exceeds the limit"),
+        (b"{", "is not a record: Expecting property name"),
+        (b"[1]", "is not a record: it must be an object with a step"),
+        (b'{"step": "1"}', "is not a record: it must be an object with a step"),
+        (b'{"step": 1, "loss": "s3cr3t"}', "is not a record: its values must be finite"),
+        (b'{"step": 1, "loss": null}', "is not a record: its values must be finite numbers"),
+        (b'{"step": 1, "loss": NaN}', "is not a record: its values must be finite"),
+        (b'{"step": 1, "tokens": 1e999}', "is not a record: its values must be finite"),
+        (b'{"step": 1, "val_loss": true}', "is not a record: its values must be finite"),
+        (b'{"step": 1, "gpu_hours": [1]}', "is not a record: its values must be finite"),
+        (b"\xff", "is not a record: "),
+        (b"[" * 100_000, "is not a record: it is nested too deeply"),
+        (b'{"step": ' + b"1" * 5000 + b"}", "is not a record: Exceeds the limit"),
     ],
 )
 def test_a_line_that_is_no_record_is_named(tmp_path, line, reason):
@@ -116,7 +116,7 @@ def test_a_file_that_is_gone_is_written_again(tmp_path, what, capsys):
                 path.unlink() if what == "deleted" else path.rename(tmp_path / "mine")
         path.unlink()  # after the last record
     assert [r["step"] for r in read_metrics(tmp_path)] == [1, 2, 3]
-    assert "all of its records are written again" in capsys.readouterr().out
+    assert "wrote all of its records again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["replaced", "cut"])

@@ -62,13 +62,13 @@ def test_what_is_counted_is_the_steps_that_are_watched(tmp_path) -> None:
 
 def test_a_run_tells_where_its_time_goes(run, capsys) -> None:
     run("run.profile=2", "optim.max_steps=20", "run.eval_every=20", "run.save_every=20")
-    assert "of a step, mean of 2 under the profiler" in capsys.readouterr().out
+    assert "per step, mean of 2 profiled steps" in capsys.readouterr().out
     assert {"table.txt", "trace.json"} == {p.name for p in (run.out_dir / "profile").iterdir()}
 
 
 def test_a_run_that_is_too_short_says_so(run, capsys) -> None:
     run("run.profile=2")
-    assert "run.profile=2: no profile, too few steps" in capsys.readouterr().out
+    assert "run.profile=2: no profile: too few steps" in capsys.readouterr().out
 
 
 def test_a_run_that_ends_while_it_is_watched_leaves_no_profiler_on(tmp_path) -> None:

@@ -42,13 +42,13 @@ NOTES = """
 import sys, time
 from training import signals
 from training.command_line import errors_as_sentences
-from training.signals import end_by, if_interrupted, stops_noted
+from training.signals import end_by, if_interrupted, deferred_signals
 signals._ECHO = 0.3
 saved = False
 with (
     errors_as_sentences(),
     if_interrupted(lambda: " where all is saved", is_saved=lambda: saved),
-    stops_noted() as noted,
+    deferred_signals() as noted,
 ):
     print("ready", flush=True)
     while noted() is None:
@@ -88,7 +88,7 @@ def test_signals_under_torchrun():
 
 def test_a_process_that_is_stuck_under_torchrun():
     program = WAITS.replace('print("ready", flush=True)', "")
-    soon = "signals._SOON, signals._LONG_STEP = 0.05, 0.1"
+    soon = "signals._MESSAGE_S, signals._EXIT_S = 0.05, 0.1"
     program = program.replace("step = 0", f"from training import signals\n{soon}")
     worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
     assert stopped(program % STUCK, signal.SIGTERM, **worker) == (143, "terminated at step 7\n")
@@ -112,7 +112,7 @@ def test_torchrun_under_nohup():
     ("number", "status", "word"),
     [
         (signal.SIGTERM, 0, "terminated"),
-        (signal.SIGUSR1, 0, "told to end"),
+        (signal.SIGUSR1, 0, "stopped by SIGUSR1"),
         (signal.SIGHUP, 0, "hung up"),
         (signal.SIGINT, 130, "interrupted"),
     ],
@@ -126,7 +126,7 @@ def test_what_notes_a_signal_ends_when_it_has_saved(number, status, word):
 
 def test_whoever_asks_again_waits_for_the_end():
     again = signal.SIGUSR1, "noted", signal.SIGTERM, signal.SIGUSR1
-    assert stopped(NOTES % (0.2, True), *again) == (0, "told to end where all is saved\n")
+    assert stopped(NOTES % (0.2, True), *again) == (0, "stopped by SIGUSR1 where all is saved\n")
 
 
 def test_a_second_ctrl_c_leaves_at_once():

@@ -12,7 +12,7 @@ from training.stop import check_folder
 import train  # isort: skip
 
 REFUSAL = (
-    "run.out_dir={} is being trained by another process: wait for it, stop it, or choose another "
+    "run.out_dir={} is in use by another training process. Wait for it, stop it, or choose another "
     "run.out_dir"
 )
 
@@ -20,11 +20,11 @@ REFUSAL = (
 @pytest.mark.parametrize(
     ("folder", "what"),
     [
-        ("/", "is the current folder, a home folder, or one that holds them"),
+        ("/", "is the current folder, a home folder, or a parent of one"),
         ("", "is the current folder"),
         ("~", "is the current folder, a home"),
-        ("..", "is the current folder, a home folder, or one that holds them"),
-        ("data", "holds prepared data"),
+        ("..", "is the current folder, a home folder, or a parent of one"),
+        ("data", "contains prepared data"),
     ],
 )
 def test_a_folder_that_cannot_be_the_runs_own_is_refused(tmp_path, monkeypatch, folder, what):
@@ -33,7 +33,7 @@ def test_a_folder_that_cannot_be_the_runs_own_is_refused(tmp_path, monkeypatch, 
     (here / "data" / "manifest.json").touch()
     monkeypatch.chdir(here)
     path = Path(folder).expanduser()
-    with pytest.raises(ValueError, match=f"^run.out_dir=.* {what}.*: set run.out_dir=out/NAME"):
+    with pytest.raises(ValueError, match=f"^run.out_dir=.* {what}.*. Try run.out_dir=out/NAME"):
         check_folder(path)
 
 

@@ -81,14 +81,14 @@ def run_of(tmp_path):
 def test_a_classifier_is_named_as_such(run_of):
     run = run_of(ClassifyConfig, "configs/lra/image.yaml")
     assert config_of(run, ClassifyConfig).data.path.endswith("image")
-    with pytest.raises(ValueError, match=r"is a run of a classifier \(task: classification\)"):
+    with pytest.raises(ValueError, match=r"but is one of a classifier \(task=classification\)"):
         open_run(run)
 
 
 def test_a_gpt_is_named_as_such(run_of):
     run = run_of(TrainConfig, "configs/quickstart.yaml")
     assert config_of(run, TrainConfig).task == "language"
-    with pytest.raises(ValueError, match=r"is a run of a GPT \(task: language\)"):
+    with pytest.raises(ValueError, match=r"but is one of a GPT \(task=language\)"):
         read_run_config(run)
 
 

@@ -1,13 +1,13 @@
-"""Checkpoints that are whole or not there, and runs that go on from them bit for bit.
+"""Atomic checkpoints, from which runs resume bit for bit.
 
     RUN/checkpoints/step_00001000/
-        state.json               progress, configuration, what a run must share to go on from here
-        model.safetensors        the weights
-        optimizer.safetensors    NAME.exp_avg and the like, by the names of the weights
-        processes.safetensors    rank_N.NAME: what each process has of its own, as random state
-        SHA256SUMS               of all of these; `sha256sum -c SHA256SUMS` checks them, too
+        state.json               progress, configuration, settings that must match to resume
+        model.safetensors        weights
+        optimizer.safetensors    optimizer state by weight, as NAME.exp_avg
+        processes.safetensors    state of each process, such as its RNG, as rank_N.NAME
+        SHA256SUMS               hashes of all these files, for `sha256sum -c SHA256SUMS`
 
-A checkpoint is written into a folder of another name, synced to disk and renamed: a run that is
-killed while saving leaves its older checkpoints and nothing that could be taken for a new one. None
-of the files can hold code, and none is read before its sha256 was found to be right.
+A checkpoint is written into a folder with a temporary name, synced to disk and renamed. If a run is
+killed while saving, older checkpoints stay, and nothing looks like a new one. The files cannot
+contain code, and each is read only after its sha256 was verified.
 """

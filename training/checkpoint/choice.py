@@ -1,4 +1,4 @@
-"""The checkpoint of a run that is used: by name, to resume, or after the weights were ruined."""
+"""Select a checkpoint of a run: by name, to resume, or the last one before weights were ruined."""
 
 from collections.abc import Collection
 from itertools import chain, count
@@ -22,40 +22,40 @@ from training.metrics import METRICS, read_metrics
 
 
 def best_of(folders: Collection[Path]) -> Path | None:
-    """The checkpoint with the lowest validation loss; None if no checkpoint has one."""
+    """Checkpoint with the lowest validation loss; None if no checkpoint has one."""
     losses = {f: loss for f in folders if (loss := Checkpoint.val_loss(f)) is not None}
     return min(losses, key=lambda folder: (losses[folder], folder), default=None)
 
 
 def chosen_checkpoint(run: Path, choice: str | int | None = None) -> Path:
-    """The checkpoint of a run by name.
+    """Find a checkpoint of a run by name.
 
     Args:
-        choice: "best" for the lowest validation loss; a step; a folder, by its name in the run's
-            checkpoints or by its path; None for the newest.
+        choice: "best" for the lowest validation loss; a step; a folder name in the run's
+            checkpoints, or a path; None for the newest.
 
     Raises:
         FileNotFoundError: there is no such checkpoint. The error names those that exist.
     """
-    there = checkpoints(run)
-    found = there[-1] if there else None
+    existing = checkpoints(run)
+    chosen = existing[-1] if existing else None
     if choice == "best":
-        found = best_of(there)
+        chosen = best_of(existing)
     elif choice is not None and str(choice).isdecimal():
         folder = checkpoint_folder(run, int(choice))
-        found = folder if folder in there else None
+        chosen = folder if folder in existing else None
     elif choice is not None:
         folders = run / CHECKPOINTS / str(choice), Path(str(choice))
-        found = next((folder for folder in folders if is_present(folder / STATE)), None)
-    if found is not None:
-        return found
-    if not there:
-        raise FileNotFoundError(f"{run} has no checkpoint yet: train it first, with train.py")
-    names = ", ".join(folder.name for folder in there)
+        chosen = next((folder for folder in folders if is_present(folder / STATE)), None)
+    if chosen is not None:
+        return chosen
+    if not existing:
+        raise FileNotFoundError(f"{run} has no checkpoint yet. Train it first with train.py")
+    names = ", ".join(folder.name for folder in existing)
     if choice == "best":
         raise FileNotFoundError(
-            f"{run} has no checkpoint with a validation loss, which those have that are saved at a "
-            f"multiple of run.eval_every: choose one of {names}"
+            f"{run} has no checkpoint with a validation loss; only those saved at a multiple of "
+            f"run.eval_every have one. Choose one of {names}"
         )
     raise FileNotFoundError(
         f"{run} has no checkpoint {choice}: it has {names}. Give a step, the folder of a "
@@ -66,11 +66,11 @@ def chosen_checkpoint(run: Path, choice: str | int | None = None) -> Path:
 def find_resume_checkpoint(
     config: RunConfig, processes: Processes
 ) -> tuple[Path | None, list[Path]]:
-    """Return the checkpoint from which a run resumes, or None, and those set aside as damaged.
+    """Return the checkpoint from which a run resumes, or None, and the damaged ones it renamed.
 
     Raises:
-        ValueError: There is one, and run.resume=never, or none is whole; or there is none, and the
-            run had saved one, so that its records would be lost.
+        ValueError: There is one and run.resume=never; or run.resume=previous and none is intact; or
+            there is none although the run saved one, so a fresh start would lose its records.
         OSError: The folder of checkpoints cannot be read.
     """
     run = Path(config.out_dir)
@@ -84,67 +84,68 @@ def find_resume_checkpoint(
             return newest, []
         if config.resume == "never":
             raise ValueError(
-                f"run.out_dir={run} already has {newest.name} and run.resume=never: choose "
-                "another folder, or run.resume=auto to resume from it"
+                f"run.out_dir={run} already has {newest.name}, and run.resume=never. Choose "
+                "another folder, or resume from it with run.resume=auto"
             )
-        whole = newest_whole(run)
-        if whole is None:
+        intact = newest_intact(run)
+        if intact is None:
             raise ValueError(
-                f"run.resume=previous, and no checkpoint in {run} is whole: copy them again, or "
-                "choose another run.out_dir to start again"
+                f"run.resume=previous needs an intact checkpoint, and {run} has none. Copy them "
+                "again, or choose another run.out_dir to start again"
             )
-        return whole, set_aside(run, whole)
+        return intact, rename_damaged(run, intact)
 
     return processes.main_does(find)
 
 
 def _check_never_saved(run: Path, save_every: int) -> None:
-    """Refuse to start at step 0, which drops all records, where a checkpoint should be.
+    """Refuse to start at step 0, which drops all records, if the run has saved a checkpoint.
 
-    A run that was killed before its first save has records, and may start again.
+    A run that was killed before its first save has records but may start again.
     """
     saved, records = last_saved(run), read_metrics(run)
-    # Earlier versions left no name. But the second save waits until the first is on disk.
+    # Earlier versions did not write last_saved. There, records beyond the second save show that the
+    # first is on disk, because the second waits for it.
     steps = [record["step"] for record in records if "loss" in record]
     if saved is None and max(steps, default=0) > 2 * save_every:
         saved = f"some, with run.save_every={save_every}"
     if saved is not None and records:
         raise ValueError(
-            f"{run / CHECKPOINTS} has no checkpoint, and this run saved {saved}: copy its "
+            f"{run / CHECKPOINTS} has no checkpoint, but this run saved {saved}. Copy its "
             f"checkpoints back to resume. To start again at step 0, delete {run / METRICS}, which "
             f"has records up to step {records[-1]['step']}, or choose another run.out_dir"
         )
 
 
-def newest_whole(run: Path) -> Path | None:
-    """The newest checkpoint of a run of which every file is as it was written, or None."""
+def newest_intact(run: Path) -> Path | None:
+    """Newest checkpoint of a run whose files are all undamaged, or None."""
     return next(filter(Checkpoint.is_whole, reversed(checkpoints(run))), None)
 
 
-def set_aside(run: Path, whole: Path) -> list[Path]:
-    """Rename the checkpoints that are newer than `whole`, as damaged; returns their new names."""
+def rename_damaged(run: Path, intact: Path) -> list[Path]:
+    """Rename the checkpoints newer than `intact` to damaged_...; returns their new paths."""
     newer = checkpoints(run)
-    newer = newer[newer.index(whole) + 1 :]
+    newer = newer[newer.index(intact) + 1 :]
     return [folder.rename(_free_name(folder)) for folder in newer]
 
 
 def _free_name(folder: Path) -> Path:
-    """A name for a damaged checkpoint: another of that step may have been damaged before."""
-    name = folder.with_name(f"damaged_{folder.name}")
-    later = (name.with_name(f"{name.name}_{n}") for n in count(2))
-    return next(path for path in chain([name], later) if not path.exists())
+    """Unused path for a damaged checkpoint; an earlier one of the same step may exist."""
+    first = folder.with_name(f"damaged_{folder.name}")
+    numbered = (first.with_name(f"{first.name}_{n}") for n in count(2))
+    return next(path for path in chain([first], numbered) if not path.exists())
 
 
 def last_good(run: Path, first_skipped: int) -> str:
-    """Name the newest checkpoint from which a step was taken before the first skipped one.
+    """Sentence that names the newest checkpoint followed by a step before the first skipped one.
 
-    Weights may be ruined before a step is skipped: a later checkpoint may hold such weights.
+    Weights may be ruined before a step is skipped, so later checkpoints may contain ruined weights.
     """
-    there = checkpoints(run)
-    good = [folder for folder in there if (step_of(folder) or 0) < first_skipped]
+    existing = checkpoints(run)
+    good = [folder for folder in existing if (step_of(folder) or 0) < first_skipped]
     if not good:
-        return "there is no checkpoint with a good step after it"
+        return "no usable checkpoint found"
     newest = f"{good[-1]} is the newest with a good step after it"
-    if newer := [folder.name for folder in there[len(good) :]]:
+    if newer := [folder.name for folder in existing[len(good) :]]:
         newest += f"; to resume from it, delete {', '.join(newer)}"
     return newest

@@ -1,4 +1,4 @@
-"""Contents of a checkpoint: progress, settings and tensors, and how they are written."""
+"""Collect, write and restore the contents of a checkpoint: progress, settings and tensors."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ from training.checkpoint.folders import (
     clear_unfinished,
     latest_checkpoint,
 )
-from training.distributed import Processes, shared_as
+from training.distributed import Processes, shard_like
 from training.tasks import RunConfiguration
 
 T = TypeVar("T")
@@ -36,49 +36,49 @@ Tensors = Mapping[str, Tensor]
 
 STATE = "state.json"
 MODEL, OPTIMIZER, PROCESSES = (
-    f"{what}.safetensors" for what in ("model", "optimizer", "processes")
+    f"{name}.safetensors" for name in ("model", "optimizer", "processes")
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a run has done so far."""
+    """Progress of a run."""
 
     step: int = 0
     """Optimizer steps taken."""
     samples: int = 0
-    """Training windows seen: where the sampler goes on."""
+    """Training windows seen: where the sampler continues."""
     tokens: int = 0
     """Training tokens seen."""
     gpu_hours: float = 0.0
-    """Hours of training alone, as `Stopwatch` counts them, times the number of processes."""
+    """Training time in hours, as counted by `Stopwatch`, times the number of processes."""
     val_loss: float | None = None
-    """Loss on the validation split, nats, where it was measured after this very step."""
+    """Validation loss, nats, if it was measured after exactly this step."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("gpu_hours", "val_loss"):
-                right = type(value) in (int, float) and abs(value) < 1e30
-                right |= field.name == "val_loss" and value is None
+                is_valid = type(value) in (int, float) and abs(value) < 1e30
+                is_valid |= field.name == "val_loss" and value is None
             else:
-                right = type(value) is int and 0 <= value < 2**62
-            if not right:
+                is_valid = type(value) is int and 0 <= value < 2**62
+            if not is_valid:
                 raise ValueError(f"{field.name} cannot be {repr(value)[:40]}")
 
 
 def shared_settings(config: RunConfiguration) -> dict[str, Any]:
-    """What a run shares with the checkpoint that it goes on from, whatever its task is."""
-    # Who computes what changes rounding at most, and dropout is no part of the weights.
+    """Settings, common to all tasks, that must match a checkpoint to resume from it."""
+    # These may differ: implementations affect only rounding, and dropout has no weights.
     free = {"attention", "residual_in_fp32", "recompute_gelu", "dropout", "attention_dropout"}
     shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
-    # It is not read again, but config.yaml must not come to tell of another origin. Both folders
-    # may have been moved since.
+    # run.init_from is not read again, but config.yaml must keep naming the true origin. Only the
+    # name is compared, as both folders may have been moved.
     origin = config.run.init_from and Path(config.run.init_from).absolute().name
-    # whose state it is
+    # The optimizer state belongs to this optimizer.
     optimizer = {"optim.name": config.optim.name}
     choice = config.run.init_checkpoint
-    if isinstance(choice, str):  # a folder may have been moved as well
+    if isinstance(choice, str):  # a folder, which may have been moved as well
         choice = Path(choice).name
     origins = {"run.init_from": origin, "run.init_checkpoint": choice}
     return shape | optimizer | {"run.seed": config.run.seed} | origins
@@ -91,24 +91,29 @@ def write_checkpoint(
     config: dict[str, Any],
     tensors: Mapping[str, Tensors],
 ) -> Path:
-    """Write a checkpoint of a run, whose folder is there, under another name; sync and rename it.
+    """Write a checkpoint atomically: under a temporary name, then sync and rename.
 
-    Two dictionaries are kept as JSON: `must_match`, what a run going on from here must share, and
-    `config`, the whole configuration, for readers. `tensors` are on the CPU, by the names of files.
+    Args:
+        run: folder of the run, which must exist.
+        progress: also gives the step in the name.
+        must_match: settings that must match to resume from it, stored as JSON.
+        config: full configuration, for readers, stored as JSON.
+        tensors: tensors on the CPU by file name.
 
     Raises:
-        OSError: It cannot be written, as on a full disk: what was written of it is gone, and older
-            checkpoints are as they were.
+        OSError: It cannot be written, for example on a full disk. Its partial files are deleted;
+            older checkpoints are unchanged.
     """
     state = {"progress": asdict(progress), "must_match": must_match, "config": config}
     final = checkpoint_folder(run, progress.step)
     unfinished = final.with_name(UNFINISHED + final.name)
     clear_unfinished(run)
     try:
-        final.parent.mkdir(exist_ok=True)  # not the run's: one that was renamed must not come anew
+        # Not parents=True: if the run's folder was renamed, it must not be created again.
+        final.parent.mkdir(exist_ok=True)
         unfinished.mkdir()
-        for name, of_file in tensors.items():
-            write_tensors(unfinished / name, of_file)
+        for name, file_tensors in tensors.items():
+            write_tensors(unfinished / name, file_tensors)
         write_atomically(unfinished / STATE, (json.dumps(state, indent=2) + "\n").encode())
         write_sums(unfinished)
         unfinished.rename(final)
@@ -116,62 +121,67 @@ def write_checkpoint(
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise OSError(
-            f"{final} could not be written, and its disk may be full ({error}): make room "
-            "there and start again; older checkpoints are whole"
+            f"{final} could not be written; the disk may be full ({error}). Free some space and "
+            "start again; older checkpoints are intact"
         ) from error
     return final
 
 
 def save_model(run: Path, model: nn.Module, *, config: dict[str, Any], tokenizer: str) -> Path:
-    """Save weights alone, as step 0 of a run in which nothing was trained. One process calls this.
+    """Save weights without optimizer state, as step 0 of an untrained run. Call on one process.
 
-    `Checkpoint.weights` reads them; a run cannot resume there. `tokenizer` is the sha256 of theirs.
+    `Checkpoint.weights` reads them; a run cannot resume from them. `tokenizer` is the sha256 of the
+    model's tokenizer.
 
     Raises:
         ValueError: The run has a checkpoint already.
-        OSError: It cannot be written, as on a full disk.
+        OSError: It cannot be written, for example on a full disk.
     """
     existing = latest_checkpoint(run)
     if existing is not None:
-        raise ValueError(f"{run} already has {existing.name}: choose another folder for the run")
+        raise ValueError(f"{run} already has {existing.name}. Choose another folder for the run")
     return write_checkpoint(
         run, Progress(), {"tokenizer": tokenizer}, config, {MODEL: model.state_dict()}
     )
 
 
 def put_weights(model: nn.Module, weights: Tensors) -> None:
-    """Give a model weights that each process has all of; of one that is shared out, its parts."""
-    there = model.state_dict()
-    model.load_state_dict({name: shared_as(x, there[name]) for name, x in weights.items()})
+    """Load full weights, held by every process, into a model that may be sharded."""
+    own = model.state_dict()
+    model.load_state_dict({name: shard_like(x, own[name]) for name, x in weights.items()})
 
 
-def check_same_tensors(file: str, there: Tensors, here: Tensors) -> None:
-    """Refuse tensors of a file that are not those of a model or an optimizer.
+def check_same_tensors(file: str, saved: Tensors, expected: Tensors) -> None:
+    """Check that the tensors of a file are those of a model or an optimizer.
 
     Raises:
-        DamageError: Some are missing, left over, or of another shape or dtype; it names the first.
+        DamageError: A tensor is missing, unexpected, or of another shape or dtype. The error names
+            the first such tensor.
     """
-    for name in sorted(there.keys() | here.keys()):
-        if name not in there or name not in here:
-            raise DamageError(f"{file} {'lacks' if name in here else 'has the unknown'} {name}")
-        a, b = there[name], here[name]
+    for name in sorted(saved.keys() | expected.keys()):
+        if name not in saved or name not in expected:
+            problem = "has no tensor" if name in expected else "has an unexpected tensor"
+            raise DamageError(f"{file} {problem} {name}")
+        a, b = saved[name], expected[name]
         if (a.shape, a.dtype) != (b.shape, b.dtype):
             raise DamageError(
-                f"{name} of {file} is {tuple(a.shape)} {a.dtype}, and must be {tuple(b.shape)} "
+                f"{name} in {file} is {tuple(a.shape)} {a.dtype} and must be {tuple(b.shape)} "
                 f"{b.dtype}"
             )
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimizer keeps of each weight, as NAME.exp_avg; it has a state after this call."""
+    """Optimizer state by weight, as NAME.exp_avg; this call creates the state if there is none."""
     state: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
     return {
-        f"{name}.{what}": value for name, of in state["state"].items() for what, value in of.items()
+        f"{name}.{key}": value
+        for name, weight_state in state["state"].items()
+        for key, value in weight_state.items()
     }
 
 
-def own_state(device: torch.device, kept: Tensors = MappingProxyType({})) -> dict[str, Tensor]:
-    """The random state of a process and what else it kept, on the CPU."""
+def process_state(device: torch.device, kept: Tensors = MappingProxyType({})) -> dict[str, Tensor]:
+    """RNG state of this process, and its tensors `kept`, on the CPU."""
     state = {"random.cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["random.cuda"] = torch.cuda.get_rng_state(device)
@@ -179,18 +189,18 @@ def own_state(device: torch.device, kept: Tensors = MappingProxyType({})) -> dic
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Tensors) -> None:
-    """Give an optimizer the tensors of `optimizer_tensors`, as they were saved.
+    """Load saved `optimizer_tensors` into an optimizer.
 
     Raises:
-        DamageError: They are not those of this model and optimizer.
+        DamageError: They do not match this model and optimizer.
     """
     check_same_tensors(OPTIMIZER, saved, optimizer_tensors(model, optimizer))
     state: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
-    for name, of_weight in state["state"].items():
+    for name, weight_state in state["state"].items():
         state["state"][name] = {
-            what: shared_as(saved[f"{name}.{what}"], value) for what, value in of_weight.items()
+            key: shard_like(saved[f"{name}.{key}"], value) for key, value in weight_state.items()
         }
-    # torch puts other objects in the place of settings, and a captured step reads a tensor of them
+    # torch replaces the objects in the settings, but a captured step reads one of them, a tensor.
     settings = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     for group in state["param_groups"]:
         group["lr"] = float(group["lr"])
@@ -199,16 +209,16 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Te
         group.update(values)
 
 
-def set_own_state(saved: Tensors, processes: Processes, kept: Tensors) -> None:
-    """Set the random state of this process, and fill the tensors `kept`, from those of all ranks.
+def restore_process_state(saved: Tensors, processes: Processes, kept: Tensors) -> None:
+    """Restore the RNG state and the tensors `kept` of this process, from those saved by all.
 
     Raises:
-        DamageError: There is no usable random state, or `kept` has other names or shapes.
+        DamageError: The RNG state is invalid, or a `kept` tensor is missing or has another shape.
     """
     ranks: dict[str, dict[str, Tensor]] = {}
     for name, value in saved.items():
-        rank, _, what = name.partition(".")
-        ranks.setdefault(rank, {})[what] = value
+        rank, _, key = name.partition(".")
+        ranks.setdefault(rank, {})[key] = value
     own = ranks.get(f"rank_{processes.rank}", {})
     try:
         if "random.cpu" in own:
@@ -216,10 +226,10 @@ def set_own_state(saved: Tensors, processes: Processes, kept: Tensors) -> None:
         if "random.cuda" in own and processes.device.type == "cuda":
             torch.cuda.set_rng_state(own["random.cuda"], processes.device)
     except (RuntimeError, TypeError) as error:
-        raise DamageError(f"{PROCESSES} has no random state that torch takes: {error}") from error
+        raise DamageError(f"{PROCESSES} has an invalid RNG state: {error}") from error
     sources = [own] if len(ranks) == processes.world_size else [*ranks.values()]
-    for name, here in kept.items():
-        found = [source[f"kept.{name}"] for source in sources if f"kept.{name}" in source]
-        if len(found) != len(sources) or any(there.shape != here.shape for there in found):
-            raise DamageError(f"{PROCESSES} lacks {name}")
-        here.copy_(torch.stack(found).double().mean(0))
+    for name, tensor in kept.items():
+        values = [source[f"kept.{name}"] for source in sources if f"kept.{name}" in source]
+        if len(values) != len(sources) or any(value.shape != tensor.shape for value in values):
+            raise DamageError(f"{PROCESSES} has no valid {name}")
+        tensor.copy_(torch.stack(values).double().mean(0))

@@ -1,4 +1,4 @@
-"""The files of one checkpoint: tensors that hold no code, and sums that tell of any damage."""
+"""Files of a checkpoint: tensors as safetensors, which hold no code, verified by sha256 sums."""
 
 import hashlib
 import os
@@ -19,29 +19,31 @@ _LINE = re.compile(r"([0-9a-f]{64})  ([\w.]+)")
 
 
 class DamageError(ValueError):
-    """What is wrong with a file of a checkpoint, which the text names."""
+    """A checkpoint file is missing or damaged; the message names it."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors of the CPU that share no memory, and wait until they are on disk.
+    """Write CPU tensors that share no memory, and wait until they are on disk.
 
     Raises:
-        OSError: The disk does not take them.
+        OSError: They cannot be written.
     """
     try:
         save_file(dict(tensors), path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets the owner alone read it
+    path.chmod(
+        path.parent.stat().st_mode & 0o666
+    )  # safetensors makes it readable by its owner only
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file, on the CPU.
+    """Read all tensors of a file, on the CPU.
 
     Raises:
-        DamageError: It is no file of safetensors.
+        DamageError: It is not a safetensors file.
     """
     try:
         return load_file(path)
@@ -50,38 +52,38 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def check_declared(path: Path, like: Mapping[str, Tensor]) -> None:
-    """Compare the tensors that a file declares with those that it must have, before it is read.
+    """Compare names and shapes in the header of a file with the tensors that it must have.
 
-    So nobody waits for the sum of a file of any size. dtypes are not compared.
+    This rejects a wrong file before hashing it, whatever its size. dtypes are not compared.
 
     Raises:
-        DamageError: It is no file of safetensors, or of other names or shapes.
+        DamageError: It is not a safetensors file, or names or shapes differ.
     """
-    with _naming(path.name):
+    with _as_damage(path.name):
         shapes = declared_shapes(path)
     for name in sorted(shapes.keys() | like.keys()):
         if name not in shapes or name not in like:
-            what = "lacks" if name in like else "has the unknown"
-            raise DamageError(f"{path.name} {what} {name}")
-        if shapes[name] != (wanted := tuple(like[name].shape)):
-            raise DamageError(f"{name} of {path.name} is {shapes[name]}, and must be {wanted}")
+            problem = "has no tensor" if name in like else "has an unexpected tensor"
+            raise DamageError(f"{path.name} {problem} {name}")
+        if shapes[name] != (expected := tuple(like[name].shape)):
+            raise DamageError(f"{name} in {path.name} is {shapes[name]} and must be {expected}")
 
 
 def write_sums(folder: Path) -> None:
-    """Keep the sha256 of every file of a folder in it."""
+    """Write the sha256 of every file of a folder into its SHA256SUMS."""
     names = sorted(path.name for path in folder.iterdir())
     lines = [f"{sha256_of(folder / name)}  {name}\n" for name in names]
     write_atomically(folder / SUMS, "".join(lines).encode())
 
 
 def read_checked(path: Path, sums: Mapping[str, str]) -> bytes:
-    """The content of a small file, which must be as it was written.
+    """Read a small file and verify its sha256.
 
     Raises:
-        DamageError: It is not, or it is gone or too large.
+        DamageError: The file was changed, or is missing or too large.
     """
     expected = _sum_of(path.name, sums)
-    with _naming(path.name):
+    with _as_damage(path.name):
         check_size(path)
         content = path.read_bytes()
     _compare(path.name, hashlib.sha256(content).hexdigest(), expected)
@@ -89,17 +91,17 @@ def read_checked(path: Path, sums: Mapping[str, str]) -> bytes:
 
 
 def check_sums(folder: Path, sums: Mapping[str, str], names: Iterable[str]) -> None:
-    """Compare files of tensors with the sums that `read_sums` gave.
+    """Verify tensor files against the sums from `read_sums`.
 
     Raises:
-        DamageError: A file is not as it was written, or gone.
+        DamageError: A file was changed or is missing.
     """
     for name in names:
         expected = _sum_of(name, sums)
-        with _naming(name):
-            declared_shapes(folder / name)  # nobody waits for the sum of a file of any size
-            found = sha256_of(folder / name)
-        _compare(name, found, expected)
+        with _as_damage(name):
+            declared_shapes(folder / name)  # rejects a wrong file before hashing, whatever its size
+            actual = sha256_of(folder / name)
+        _compare(name, actual, expected)
 
 
 def _sum_of(name: str, sums: Mapping[str, str]) -> str:
@@ -108,35 +110,35 @@ def _sum_of(name: str, sums: Mapping[str, str]) -> str:
     return sums[name]
 
 
-def _compare(name: str, found: str, expected: str) -> None:
-    if found != expected:
-        raise DamageError(f"{name} has another sha256 than {SUMS} says")
+def _compare(name: str, actual: str, expected: str) -> None:
+    if actual != expected:
+        raise DamageError(f"the sha256 of {name} does not match {SUMS}")
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Report a file that is gone or cannot be what it should be as damage."""
+def _as_damage(name: str) -> Iterator[None]:
+    """Convert errors about a missing or invalid file to DamageError."""
     try:
         yield
     except FileNotFoundError as error:
-        raise DamageError(f"{name} is gone") from error
+        raise DamageError(f"{name} is missing") from error
     except ValueError as error:
         raise DamageError(f"{name}: {error}") from error
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """The sha256 that `write_sums` kept, by name of file.
+    """Read the sums written by `write_sums`, by file name.
 
     Raises:
-        DamageError: Their file is gone, or a line of it is something else.
+        DamageError: The file is missing, or has an invalid line.
     """
-    with _naming(SUMS):
+    with _as_damage(SUMS):
         *lines, rest = read_text(folder / SUMS).split("\n")
     sums = {}
     rows = [*lines, rest] if rest else lines
     for number, line in enumerate(rows, start=1):
-        found = _LINE.fullmatch(line)
-        if found is None:  # which is not quoted: the file may be a link to something private
+        match = _LINE.fullmatch(line)
+        if match is None:  # the line is not quoted: the file may be a link to something private
             raise DamageError(f"line {number} of {SUMS} is not a sha256 and a name")
-        sums[found[2]] = found[1]
+        sums[match[2]] = match[1]
     return sums

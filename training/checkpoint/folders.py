@@ -1,6 +1,7 @@
-"""Which folders are checkpoints of a run: those named exactly as it names them, and no others.
+"""Find, name and delete the checkpoint folders of a run.
 
-What else lies beside them, as a copy that somebody made, is never counted and never deleted.
+Only folders with an exact checkpoint name count. Any others, such as a user's copy of a checkpoint,
+are never used and never deleted.
 """
 
 import re
@@ -12,30 +13,30 @@ from data.files import is_present, list_folder, read_text, write_atomically
 
 CHECKPOINTS = "checkpoints"
 UNFINISHED = ".unfinished_"
-"""What the name of a checkpoint begins with while it is written or deleted."""
+"""Prefix of a checkpoint's name while it is being written or deleted."""
 LAST_SAVED = "last_saved"
-"""File in the folder of a run that names the checkpoint that was saved last.
+"""File in the folder of a run that names its last saved checkpoint.
 
-It tells a run that never saved from one whose checkpoints are gone.
+It distinguishes a run that never saved from one whose checkpoints were removed.
 """
 _NAME = re.compile(r"step_([0-9]{8,})")
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies in the folder of a run."""
+    """Path of the checkpoint of a step."""
     return run / CHECKPOINTS / f"step_{step:08d}"
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """The step that the name of a checkpoint tells; None of a folder that is none."""
-    named = _NAME.fullmatch(checkpoint.name)
-    if named is None or checkpoint.name != f"step_{int(named[1]):08d}":
+    """Step of a checkpoint, from its name; None if the folder is not a checkpoint."""
+    match = _NAME.fullmatch(checkpoint.name)
+    if match is None or checkpoint.name != f"step_{int(match[1]):08d}":
         return None
-    return int(named[1])
+    return int(match[1])
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The finished checkpoints of a run, oldest first; none where it has no such folder.
+    """Finished checkpoints of a run, oldest first; empty if there is no folder of checkpoints.
 
     Raises:
         OSError: The folder of checkpoints, or a link in it, cannot be read.
@@ -44,48 +45,48 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def latest_checkpoint(run: Path) -> Path | None:
-    """The newest finished checkpoint of a run, or None."""
+    """Newest finished checkpoint of a run, or None."""
     return next(reversed(checkpoints(run)), None)
 
 
 def note_saved(checkpoint: Path) -> None:
-    """Record in the folder of its run that a checkpoint was saved."""
+    """Record a checkpoint as the last saved one of its run."""
     run = checkpoint.parent.parent
     write_atomically(run / LAST_SAVED, f"{checkpoint.name}\n".encode())
 
 
 def last_saved(run: Path) -> str | None:
-    """Name of the checkpoint that a run saved last, which may be gone; None if it never saved.
+    """Name of the last checkpoint that a run saved, even if it was removed; None if it never saved.
 
     Raises:
-        ValueError: The file does not hold such a name.
+        ValueError: The file does not contain such a name.
     """
     path = run / LAST_SAVED
     if not is_present(path):
         return None
     name = read_text(path).strip()
-    if step_of(Path(name)) is None:  # and not printed: it may link to something private
-        raise ValueError(f"{path} does not name a checkpoint: delete it")
+    if step_of(Path(name)) is None:  # not quoted: the file may be a link to something private
+        raise ValueError(f"{path} must contain the name of a checkpoint. Delete it")
     return name
 
 
 def forget_saved(run: Path) -> None:
-    """Forget what an earlier run saved in this folder."""
+    """Delete the record of the last checkpoint saved in this folder."""
     (run / LAST_SAVED).unlink(missing_ok=True)
 
 
 def keep_only(run: Path, kept: Collection[Path]) -> None:
-    """Delete the checkpoints of a run but those `kept`; links are left, as somebody made them."""
+    """Delete all checkpoints of a run except those `kept`; links stay, as the user made them."""
     for old in checkpoints(run):
         if old not in kept and not old.is_symlink():
-            # Out of the finished ones first: a deletion that is cut short must not leave half.
+            # Rename first, so that an interrupted deletion does not leave half a checkpoint.
             shutil.rmtree(old.rename(old.with_name(UNFINISHED + old.name)))
 
 
 def clear_unfinished(run: Path) -> None:
-    """Delete what killed processes left; only where no other process saves."""
-    for left in _named(run, UNFINISHED):
-        shutil.rmtree(left)
+    """Delete unfinished checkpoints of killed processes; call only if no other process saves."""
+    for unfinished in _named(run, UNFINISHED):
+        shutil.rmtree(unfinished)
 
 
 def _named(run: Path, prefix: str) -> Iterator[Path]:

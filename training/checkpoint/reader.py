@@ -1,4 +1,4 @@
-"""Read checkpoints: `Checkpoint.open(folder)` reads, checks and parses state.json once."""
+"""Read and restore checkpoints, starting with `Checkpoint.open(folder)`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from training.checkpoint.contents import (
     load_optimizer,
     optimizer_tensors,
     put_weights,
-    set_own_state,
+    restore_process_state,
 )
 from training.checkpoint.files import (
     DamageError,
@@ -45,12 +45,12 @@ C = TypeVar("C", bound=RunConfiguration)
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A finished checkpoint. Tensors are read, and their files checked, when they are asked for."""
+    """Finished checkpoint with its parsed state.json; tensors are read and verified on demand."""
 
     folder: Path
     progress: Progress
     must_match: dict[str, Any]
-    """Settings that a run must share to resume from it."""
+    """Settings that must match to resume from it."""
     values: dict[str, Any]
     """Configuration of the run, as it was saved."""
     sums: dict[str, str]
@@ -58,31 +58,31 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Read the state of the checkpoint in a folder.
+        """Read and verify state.json of a checkpoint.
 
         Raises:
-            FileNotFoundError: There is no finished checkpoint in the folder.
-            ValueError: It is damaged; the error names an older one that is whole.
+            FileNotFoundError: The folder has no finished checkpoint.
+            ValueError: It is damaged; the error names an older intact one.
         """
-        with _naming_damage(folder):
+        with _with_remedy(folder):
             return cls._read(folder)
 
     @classmethod
     def _read(cls, folder: Path) -> Self:
-        """As `open`, but a DamageError names no other checkpoint."""
+        """Implementation of `open`; its DamageError names no other checkpoint."""
         if (folder / ".metadata").exists():
             raise ValueError(
-                f"{folder} was saved by version 0.2 or older, in a format that can hold code, "
-                "which this version does not read: use the version that wrote it"
+                f"{folder} was saved by version 0.2 or older, in a format that can contain code. "
+                "This version does not read it; use the version that wrote it"
             )
         if not (folder / STATE).exists():
             raise FileNotFoundError(
-                f"{folder} holds no finished checkpoint ({STATE} is missing): give a folder named "
+                f"{folder} is not a finished checkpoint ({STATE} is missing). Give a folder "
                 "checkpoints/step_... of a run"
             )
         sums = read_sums(folder)
         content = read_checked(folder / STATE, sums)
-        with _naming_damage_of_state():
+        with _state_errors_as_damage():
             state = parse_json(content)
             return cls(
                 folder=folder,
@@ -94,25 +94,25 @@ class Checkpoint:
 
     @property
     def task(self) -> str | None:
-        """The task of the run; None if it is not recorded."""
+        """Task of the run; None if it is not recorded."""
         task = self.values.get("task")
         return task if isinstance(task, str) else None
 
     def optim(self) -> AdamWConfig:
-        """Settings of the optimizer; those that are newer than the checkpoint have their defaults.
+        """Settings of the optimizer; settings newer than the checkpoint have their defaults.
 
         Raises:
-            ValueError: They are not such settings.
+            ValueError: They are damaged.
         """
         names = {field.name for field in fields(AdamWConfig)}
-        with _naming_damage(self.folder), _naming_damage_of_state():
+        with _with_remedy(self.folder), _state_errors_as_damage():
             saved = _section(self.values, "optim")
             known = {name: saved[name] for name in names & saved.keys()}
             return from_record(AdamWConfig, known, "optim")
 
     @classmethod
     def is_whole(cls, folder: Path) -> bool:
-        """Whether every file that a checkpoint must have is as it was written."""
+        """Whether every file that a checkpoint must have is present and undamaged."""
         try:
             checkpoint = cls._read(folder)
             names = (MODEL,) if checkpoint.progress.step == 0 else (MODEL, OPTIMIZER, PROCESSES)
@@ -123,10 +123,10 @@ class Checkpoint:
 
     @classmethod
     def val_loss(cls, folder: Path) -> float | None:
-        """The validation loss recorded in a checkpoint; None also where it is damaged.
+        """Validation loss recorded in a checkpoint; None if there is none or it is damaged.
 
         Raises:
-            OSError: It cannot be read, which is not a reason to delete it.
+            OSError: It cannot be read. That is not damage, so callers must not delete it.
         """
         try:
             return cls._read(folder).progress.val_loss
@@ -134,26 +134,25 @@ class Checkpoint:
             return None
 
     def config(self, schema: type[C]) -> C:
-        """The configuration of the run as it was saved.
+        """Configuration of the run as it was saved.
 
         Raises:
-            ValueError: It is of another task.
+            ValueError: The run has another task.
         """
         return from_record(schema, self.values, str(self.folder / STATE))
 
     def weights(self, like: Tensors | None = None) -> dict[str, Tensor]:
-        """The weights by their names in the model, on the CPU.
+        """Read the weights by their names in the model, on the CPU.
 
-        No other tensors are read, so the checkpoint need not have an optimizer.
+        No other tensors are read, so the checkpoint may lack optimizer state.
 
         Args:
-            like: tensors that it must have, of which only names, shapes and dtypes are looked at;
-                None takes any.
+            like: tensors whose names, shapes and dtypes must match; None accepts any weights.
 
         Raises:
-            ValueError: They are damaged, or not those of the model, or not finite.
+            ValueError: The weights are damaged, do not match, or are not finite.
         """
-        with _naming_damage(self.folder):
+        with _with_remedy(self.folder):
             if like is not None:
                 check_declared(self.folder / MODEL, like)
             check_sums(self.folder, self.sums, [MODEL])
@@ -163,8 +162,8 @@ class Checkpoint:
         for name, weight in weights.items():
             if not weight.isfinite().all():
                 raise ValueError(
-                    f"{self.folder} is of a model that is broken: {name} has values that are not "
-                    "finite. Take an older checkpoint"
+                    f"{self.folder} has values in {name} that are not finite. Try an older "
+                    "checkpoint"
                 )
         return weights
 
@@ -176,29 +175,27 @@ class Checkpoint:
         processes: Processes,
         kept: Tensors = MappingProxyType({}),
     ) -> None:
-        """Put model, optimizer, random state and the tensors `kept` back as they were saved.
+        """Restore model, optimizer, RNG state and the tensors `kept`.
 
-        A process whose rank the saving run did not have keeps the random state it has. If the
-        number of processes is another one, each takes the mean of what they kept.
+        A process whose rank did not exist in the saving run keeps its current RNG state. If the
+        number of processes changed, each gets the mean of all saved `kept` tensors.
 
         Raises:
-            ValueError: The checkpoint is damaged, was made by a run that differs in `must_match`,
-                or holds weights alone.
+            ValueError: The checkpoint is damaged, differs in `must_match`, or has only weights.
         """
         folder, run = self.folder, self.folder.parent.parent
         if self.progress.step == 0:
             raise ValueError(
-                f"{folder} holds weights and no state of an optimizer, so no run can resume from "
-                f"it: to start from its weights, choose another run.out_dir and set "
-                f"run.init_from={run}"
+                f"{folder} has weights but no optimizer state, so a run cannot resume from it. To "
+                f"start from its weights, choose another run.out_dir and set run.init_from={run}"
             )
         if changes := differing(_with_later_settings(self.must_match, must_match), must_match):
             raise ValueError(
-                f"{folder} is a checkpoint of another run: {'; '.join(changes)}. "
-                "Give these the checkpoint's values to resume it. To start a new run with its "
-                f"weights, set run.init_from={run} and another run.out_dir"
+                f"{folder} does not match this configuration: {'; '.join(changes)}. Use the "
+                "checkpoint's values to resume from it. To start a new run with its weights, set "
+                f"run.init_from={run} and another run.out_dir"
             )
-        with _naming_damage(folder):
+        with _with_remedy(folder):
             check_declared(folder / MODEL, model.state_dict())
             check_declared(folder / OPTIMIZER, optimizer_tensors(model, optimizer))
             check_sums(folder, self.sums, (MODEL, OPTIMIZER, PROCESSES))
@@ -206,30 +203,30 @@ class Checkpoint:
             check_same_tensors(MODEL, weights, model.state_dict())
             put_weights(model, weights)
             load_optimizer(model, optimizer, read_tensors(folder / OPTIMIZER))
-            set_own_state(read_tensors(folder / PROCESSES), processes, kept)
+            restore_process_state(read_tensors(folder / PROCESSES), processes, kept)
 
 
 def _with_later_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a checkpoint, with the defaults of those that are newer than it.
+    """Settings of a checkpoint, with defaults for settings that are newer than it.
 
-    A new setting's default is what was always so before.
+    The default of a new setting is the behaviour before it existed.
     """
     defaults = {"model": asdict(ModelConfig()), "optim": asdict(AdamWConfig(max_steps=1))}
-    known, always_so = dict(leaves(saved)), dict(leaves(defaults))
-    later = (dict(leaves(wanted)).keys() - known.keys()) & always_so.keys()
-    return known | {name: always_so[name] for name in later}
+    known, old_behaviour = dict(leaves(saved)), dict(leaves(defaults))
+    later = (dict(leaves(wanted)).keys() - known.keys()) & old_behaviour.keys()
+    return known | {name: old_behaviour[name] for name in later}
 
 
 def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """A section of state.json, whose author may be anybody."""
+    """Section of state.json, validated because the file is untrusted input."""
     if not isinstance(values[name], dict):
         raise ValueError(f"{name} must be an object")
     return values[name]
 
 
 @contextmanager
-def _naming_damage_of_state() -> Iterator[None]:
-    """Report whatever is wrong with the values of state.json as damage."""
+def _state_errors_as_damage() -> Iterator[None]:
+    """Convert errors about the values of state.json to DamageError."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -237,19 +234,17 @@ def _naming_damage_of_state() -> Iterator[None]:
 
 
 @contextmanager
-def _naming_damage(folder: Path) -> Iterator[None]:
-    """Name the damaged checkpoint, and what to do about it."""
+def _with_remedy(folder: Path) -> Iterator[None]:
+    """Convert a DamageError to a ValueError that names the checkpoint and a remedy."""
     try:
         yield
     except DamageError as error:
         run = folder.parent.parent
         older = takewhile(lambda other: other != folder, checkpoints(run))
-        whole = next(filter(Checkpoint.is_whole, reversed([*older])), None)
+        intact = next(filter(Checkpoint.is_whole, reversed([*older])), None)
         remedy = (
-            f"copy it again, or resume from {whole}, which is whole, with run.resume=previous"
-            if whole
-            else "copy it again; no older one is whole"
+            f"Copy it again, or resume from the intact {intact} with run.resume=previous"
+            if intact
+            else "Copy it again; no older checkpoint is intact"
         )
-        raise ValueError(f"{folder} is damaged, or was copied in part ({error}): {remedy}") from (
-            error
-        )
+        raise ValueError(f"{folder} is damaged or incomplete ({error}). {remedy}") from error

@@ -1,7 +1,7 @@
-"""Saving in the background: a step waits for a copy of the tensors, and not for the disk.
+"""Save checkpoints in the background: training waits for a copy of the tensors, not for the disk.
 
-A checkpoint is good once a step was taken from it. Until then its weights may be ruined, although
-they are finite, so older checkpoints are not deleted for it.
+A checkpoint is good once a step was taken from it. Until then its weights may be ruined although
+they are finite, so older checkpoints are not deleted in its favour.
 """
 
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ from training.checkpoint.contents import (
     PROCESSES,
     Progress,
     optimizer_tensors,
-    own_state,
+    process_state,
     write_checkpoint,
 )
 from training.checkpoint.folders import checkpoints, keep_only, note_saved, step_of
-from training.distributed import Processes, whole
+from training.distributed import Processes, full_tensor
 
 
 class CheckpointSaver:
-    """Saves the checkpoints of one run, each in the background, and deletes older ones.
+    """Saves the checkpoints of a run in the background, and deletes older ones.
 
-    The main process writes them; all processes call the same methods at the same steps.
+    The main process writes; all processes call the same methods at the same steps.
     """
 
     def __init__(
@@ -45,11 +45,15 @@ class CheckpointSaver:
         keep_last: int,
         keep_best: bool,
     ) -> None:
-        """Nothing is saved yet but `last_step`, from which the run goes on.
+        """Start a saver; checkpoints that are not good yet are always kept.
 
-        `must_match` and `config` are those of `write_checkpoint`. Of the good checkpoints, the
-        newest `keep_last` are kept and, if `keep_best`, that with the lowest validation loss. Those
-        that are not good yet are kept as well.
+        Args:
+            run: folder of the run.
+            processes: all processes of the run.
+            must_match, config: see `write_checkpoint`.
+            last_step: step from which the run resumes, already saved.
+            keep_last: number of good checkpoints to keep, the newest ones.
+            keep_best: also keep the good checkpoint with the lowest validation loss.
         """
         self._run, self._processes = run, processes
         self._must_match, self._config = must_match, config
@@ -70,37 +74,38 @@ class CheckpointSaver:
         optimizer: torch.optim.Optimizer,
         kept: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """Copy what a checkpoint holds and begin to write it, when the one before is written.
+        """Copy the contents of a checkpoint and start writing it, once the previous one is written.
 
-        `kept` are tensors of this process alone that `Checkpoint.restore` is to fill again.
+        `kept` are tensors of this process that `Checkpoint.restore` fills again.
 
         Raises:
-            OSError: The one before could not be written, or the folder of the run is gone: see
+            OSError: The previous one could not be written, or the folder of the run is missing; see
                 `check`.
         """
         self.last_step = progress.step
-        own = own_state(self._processes.device, kept)
-        gathered = self._processes.gather(own)
+        gathered = self._processes.gather(process_state(self._processes.device, kept))
         tensors = {MODEL: model.state_dict(), OPTIMIZER: optimizer_tensors(model, optimizer)}
-        if gathered is None:  # not the main process, which needs its parts
-            for of_file in tensors.values():
-                for part in of_file.values():
-                    whole(part)
+        if gathered is None:  # not the main process: only takes part in gathering shards
+            for file_tensors in tensors.values():
+                for tensor in file_tensors.values():
+                    full_tensor(tensor)
             return
         self.finish()
         self.check()
         tensors[PROCESSES] = {
-            f"rank_{r}.{k}": v for r, of in enumerate(gathered) for k, v in of.items()
+            f"rank_{rank}.{name}": value
+            for rank, state in enumerate(gathered)
+            for name, value in state.items()
         }
-        for file, of_file in tensors.items():
-            self._copy(file, of_file)
+        for file, file_tensors in tensors.items():
+            self._copy(file, file_tensors)
         if self._processes.device.type == "cuda":
             torch.cuda.synchronize(self._processes.device)
         self._prunable = True
         self._pending.append(self._writer.submit(self._write, progress))
 
     def confirm(self, before: int) -> None:
-        """Count the checkpoints of steps below `before` as good; deletes older ones for them."""
+        """Mark checkpoints of steps below `before` as good, and delete the older ones."""
         self._good_before = before
         if not self._processes.is_main or not self._prunable:
             return
@@ -108,7 +113,7 @@ class CheckpointSaver:
         self._pending.append(self._writer.submit(self._prune))
 
     def check(self) -> None:
-        """Tell of a save that failed in the background, and of a folder that is another one now.
+        """Raise an error if a save has failed, or if the folder of the run was replaced.
 
         Raises:
             OSError: A checkpoint could not be written; or the run's folder was renamed, deleted or
@@ -123,14 +128,14 @@ class CheckpointSaver:
         self._check_folder()
 
     def is_idle(self) -> bool:
-        """Whether nothing is being written or deleted."""
+        """Whether no write or deletion is pending."""
         return all(work.done() for work in self._pending)
 
     def finish(self) -> None:
-        """Wait until what was begun is written.
+        """Wait until all pending writes and deletions are done.
 
         Raises:
-            OSError: It could not be.
+            OSError: One of them failed.
         """
         for work in self._pending:
             work.result()
@@ -140,7 +145,7 @@ class CheckpointSaver:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        """Let what was begun be written, also where the run ends by an error."""
+        """Complete pending writes, also if the run ends by an error."""
         wait(self._pending)
         if error_type is None:
             self.finish()
@@ -148,16 +153,16 @@ class CheckpointSaver:
     def _check_folder(self) -> None:
         if identity(self._run) != self._identity:
             raise OSError(
-                f"run.out_dir={self._run} was renamed, deleted or replaced while it was trained: "
-                "nothing more is saved. Where the folder still is, "
-                "run.out_dir with its new name resumes from its newest checkpoint"
+                f"run.out_dir={self._run} was renamed, deleted or replaced during training, and "
+                "nothing more is saved. If it was renamed, set run.out_dir to its new name to "
+                "resume from its newest checkpoint"
             )
 
     def _copy(self, file: str, tensors: dict[str, Tensor]) -> None:
-        """Copy tensors into memory of our own; a GPU's are on their way when this returns."""
+        """Copy tensors into buffers of the saver; copies from a GPU are asynchronous."""
         copies = self._copies.setdefault(file, {})
-        for name, part in tensors.items():
-            tensor = whole(part)
+        for name, source in tensors.items():
+            tensor = full_tensor(source)
             copy = copies.get(name)
             if copy is None or copy.shape != tensor.shape:
                 copies[name] = torch.empty_like(
@@ -174,14 +179,14 @@ class CheckpointSaver:
                 write_checkpoint(self._run, progress, self._must_match, self._config, self._copies)
             )
         except OSError:
-            self._check_folder()  # that it is gone says more than what could not be written
+            self._check_folder()  # a missing folder is the more useful error
             raise
         self._prune()
 
     def _prune(self) -> None:
-        there = checkpoints(self._run)
-        good = [folder for folder in there if (step_of(folder) or 0) < self._good_before]
-        kept = [*there[len(good) :], *good[-self._keep_last :]]
+        existing = checkpoints(self._run)
+        good = [folder for folder in existing if (step_of(folder) or 0) < self._good_before]
+        kept = [*existing[len(good) :], *good[-self._keep_last :]]
         if self._keep_best:
             best = best_of(good)
             kept += [] if best is None else [best]

@@ -1,1 +1,1 @@
-"""A classifier that learns labels of examples, or their own tokens before."""
+"""Training of a classifier, on labels or, for pretraining, on the tokens of examples."""

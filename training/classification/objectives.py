@@ -1,7 +1,7 @@
-"""Objectives of a classifier and their loss: the labels of examples, or their own tokens.
+"""Training objectives of a classifier, and their loss: labels of examples, or their tokens.
 
-Tokens are those of "Never Train From Scratch" (Amos, Berant and Gupta, ICLR 2024, arXiv 2310.02980,
-section 2): hidden ones, chosen at random, or each from those before it.
+Token objectives follow "Never Train From Scratch" (Amos, Berant and Gupta, ICLR 2024, arXiv
+2310.02980, section 2): predict randomly hidden tokens, or each next token.
 Shapes: B examples, R rows (B times the documents of an example), T tokens.
 """
 
@@ -19,45 +19,45 @@ from training.classification.config import Objective
 from training.distributed import Processes
 
 LabelledBatch = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
-"""Tokens, lengths and places as a classifier takes them, and its answers; `data.lra.batches.Batch`
-is one."""
+"""Tokens, lengths and positions, as a classifier takes them, and labels, as in
+`data.lra.batches.Batch`."""
 
 
 class Question(NamedTuple):
-    """What a model is given, and what it should answer."""
+    """Model inputs and prediction targets."""
 
     inputs: tuple[Tensor | None, ...]
-    """The model is called with these."""
-    answers: Tensor
-    """(B,) or (R, T) integers: the shape of the model's logits but for their last dimension."""
-    counted: Tensor | None = None
-    """(R, T) bool, the answers that are asked for; None: all."""
+    """Positional arguments of the model."""
+    targets: Tensor
+    """(B,) or (R, T) integers: the shape of the model's logits without the last dimension."""
+    mask: Tensor | None = None
+    """(R, T) bool, targets that count in the loss; None: all."""
 
-    def marks(self, logits: Tensor) -> Tensor:
-        """How good the answers are.
+    def sums(self, logits: Tensor) -> Tensor:
+        """Sum loss, correct predictions and number of targets per example or row.
 
         Args:
-            logits: (B, n_classes) or (R, T, vocab_size), what the model gave.
+            logits: (B, n_classes) or (R, T, vocab_size), output of the model.
 
         Returns:
-            (3, B) or (3, R) float32, sums over the answers of an example or row: cross-entropy in
-            nats, which has a gradient; how many have the largest logit; how many there are.
+            (3, B) or (3, R) float32: sum of the cross-entropy in nats, with a gradient; number of
+            targets that have the largest logit; number of targets.
         """
-        answers = self.answers.long()
-        flat = logits.flatten(0, -2).float(), answers.flatten()
-        losses = F.cross_entropy(*flat, reduction="none").view_as(answers)
-        right = logits.argmax(-1) == answers
-        counted = torch.ones_like(losses) if self.counted is None else self.counted.float()
-        marks = torch.stack((losses * counted, right * counted, counted))
-        return marks.flatten(2).sum(2) if marks.dim() > 2 else marks
+        targets = self.targets.long()
+        flat = logits.flatten(0, -2).float(), targets.flatten()
+        losses = F.cross_entropy(*flat, reduction="none").view_as(targets)
+        correct = logits.argmax(-1) == targets
+        mask = torch.ones_like(losses) if self.mask is None else self.mask.float()
+        values = torch.stack((losses * mask, correct * mask, mask))
+        return values.flatten(2).sum(2) if values.dim() > 2 else values
 
 
 Ask = Callable[[LabelledBatch, Tensor | None], Question]
-"""Makes a question of a batch.
+"""Function that makes inputs and targets from a batch.
 
-The second argument, (B,) int64, the numbers of its examples, fixes what is left to chance; None
-draws it from torch's generator of the device. Nothing waits for the device, and shapes do not vary:
-it may be captured in a graph.
+The second argument, (B,) int64, has the indices of the examples and seeds all random choices; None
+draws them from torch's generator of the device. The function never waits for the device and its
+shapes are constant, so it can be captured in a CUDA graph.
 """
 
 
@@ -68,68 +68,67 @@ def answer_loss(
     model: nn.Module,
     batch: LabelledBatch,
 ) -> tuple[Tensor, Tensor]:
-    """Mean loss, nats, and accuracy over the answers of all processes.
+    """Mean loss, nats, and accuracy over the targets of all processes.
 
-    Processes may have different numbers of answers, so each divides by their mean number.
+    Processes may have different numbers of targets, so each divides by the mean number.
 
     Args:
-        ask: makes the model's inputs and the answers.
-        activations: makes the context of the forward pass.
-        processes: that train together.
-        model: called with the inputs; gives logits.
-        batch: of this process.
+        ask: makes the model's inputs and the targets.
+        activations: creates the context of the forward pass.
+        processes: all processes that train together.
+        model: called with the inputs; returns logits.
+        batch: batch of this process.
     """
     question = ask(batch, None)
     with activations():
         logits = model(*question.inputs)
-    loss_sum, n_right, n_answers = question.marks(logits).sum(1)
-    n_answers = processes.sum(n_answers.detach().clone()) / processes.world_size
-    # Rows of one token each have no answers at all. One answer of several processes is still less
-    # than one for each of them.
-    n_answers = n_answers.clamp(min=1 / processes.world_size)
-    # Gradients and means of the loss are averaged over processes afterwards.
-    return loss_sum / n_answers, n_right / n_answers
+    loss_sum, n_correct, n_targets = question.sums(logits).sum(1)
+    n_targets = processes.sum(n_targets.detach().clone()) / processes.world_size
+    # Avoid a division by zero: rows of one token each have no targets. The minimum is not 1: one
+    # target in all processes together is a mean below 1.
+    n_targets = n_targets.clamp(min=1 / processes.world_size)
+    # Gradients and mean losses are averaged over processes afterwards.
+    return loss_sum / n_targets, n_correct / n_targets
 
 
 def make_ask(objective: Objective, hidden_share: float) -> Ask:
-    """The questions of an objective; `hidden_share` is that of `masked`."""
+    """Function that makes inputs and targets for an objective; `hidden_share` is for `masked`."""
     if objective == "masked":
         return partial(ask_hidden, share=hidden_share)
     return ask_following if objective == "causal" else ask_labels
 
 
 def ask_labels(batch: LabelledBatch, numbers: Tensor | None = None) -> Question:
-    """Of a `Classifier`: the label of each example."""
+    """Targets of a `Classifier`: the label of each example."""
     *inputs, labels = batch
     return Question(tuple(inputs), labels)
 
 
 def ask_following(batch: LabelledBatch, numbers: Tensor | None = None) -> Question:
-    """Of a causal `TokenPredictor`: what comes after each token but a row's last."""
-    tokens, lengths, places, _ = batch
-    return Question(
-        (tokens, lengths, places), tokens.roll(-1, dims=1), _within(tokens, lengths, less=1)
-    )
+    """Targets of a causal `TokenPredictor`: the next token, for all tokens but a row's last."""
+    tokens, lengths, positions, _ = batch
+    mask = _token_mask(tokens, lengths, n_excluded=1)
+    return Question((tokens, lengths, positions), tokens.roll(-1, dims=1), mask)
 
 
 def ask_hidden(batch: LabelledBatch, numbers: Tensor | None = None, *, share: float) -> Question:
-    """Of a `TokenPredictor`: the tokens that are hidden from it, each with probability `share`.
+    """Targets of a `TokenPredictor`: tokens hidden from it, each with probability `share`.
 
-    Padding is neither hidden nor asked for.
+    Padding is never hidden and never a target.
     """
-    tokens, lengths, places, _ = batch
+    tokens, lengths, positions, _ = batch
     if numbers is None:
-        chance = torch.rand(tokens.shape, device=tokens.device)
+        uniform = torch.rand(tokens.shape, device=tokens.device)
     else:
         documents = torch.arange(len(tokens) // len(numbers), device=numbers.device)
         rows = (numbers[:, None] * len(documents) + documents).flatten()
-        chance = fixed_chance(rows, tokens.shape[1])
-    hidden = (chance < share) & _within(tokens, lengths)
-    return Question((tokens, lengths, places, hidden), tokens, hidden)
+        uniform = fixed_chance(rows, tokens.shape[1])
+    hidden = (uniform < share) & _token_mask(tokens, lengths)
+    return Question((tokens, lengths, positions, hidden), tokens, hidden)
 
 
-def _within(tokens: Tensor, lengths: Tensor | None, *, less: int = 0) -> Tensor:
-    """(R, T) bool: which tokens are no padding, and not the last `less` of their row."""
+def _token_mask(tokens: Tensor, lengths: Tensor | None, *, n_excluded: int = 0) -> Tensor:
+    """(R, T) bool: True except for padding and the last `n_excluded` tokens of each row."""
     columns = torch.arange(tokens.shape[1], device=tokens.device)
     end = tokens.shape[1] if lengths is None else lengths[:, None]
-    return (columns < end - less).expand(tokens.shape)
+    return (columns < end - n_excluded).expand(tokens.shape)

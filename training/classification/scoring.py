@@ -1,4 +1,4 @@
-"""How well a model answers on a whole split, and the best weights so far."""
+"""Evaluate a model on a whole split, and store the best weights so far."""
 
 import hashlib
 import json
@@ -23,17 +23,17 @@ TEST_LOGITS = "test_logits.npy"
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What one pass over a split gave."""
+    """Result of an evaluation on a split."""
 
     loss: float
-    """Mean cross-entropy of an answer, nats."""
+    """Mean cross-entropy of a target, nats."""
     accuracy: float
-    """Share of answers that have the largest logit: of labels, or of predicted tokens."""
+    """Share of targets (labels or tokens) that have the largest logit."""
     n_examples: int
-    """Examples that were asked about."""
+    """Number of examples evaluated."""
     logits: Tensor | None
-    """(n_examples, n_classes) float32 on the CPU, in their order; None where tokens are predicted,
-    of which there are too many."""
+    """(n_examples, n_classes) float32 on the CPU, in the order of the examples; None if tokens are
+    predicted, whose logits would be too large."""
 
 
 @torch.no_grad()
@@ -47,16 +47,18 @@ def score(
     ask: Ask = ask_labels,
     between: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> Score:
-    """Cross-entropy and accuracy on a whole split.
+    """Compute cross-entropy and accuracy on a whole split.
 
     Args:
-        model: called with what `ask` gives it, gives logits.
-        batch: examples by their numbers, (batch_size,) int64 on the device.
-        batch_size: examples that one process takes at a time; the last are filled up, so that all
-            batches have one shape, and what fills them is not counted.
-        activations: makes the context for the forward pass.
-        ask: makes a question of each batch, the same each time.
-        between: goes through the batches, the same number on every process.
+        model: called with the inputs from `ask`; returns logits.
+        batch: returns examples by their indices, (batch_size,) int64 on the device.
+        n_examples: number of examples in the split.
+        batch_size: examples per forward pass of a process. The last batch is padded, so that all
+            have one shape; padding is not counted.
+        processes: all processes, which share the batches.
+        activations: creates the context of the forward pass.
+        ask: makes inputs and targets from a batch, the same each time.
+        between: wraps the iteration over batches, the same number on every process.
     """
     training = model.training
     model.eval()
@@ -68,37 +70,37 @@ def score(
         numbers = torch.arange(start, start + batch_size, device=device).clamp(max=n_examples - 1)
         question = ask(batch(numbers), numbers)
         with activations():
-            found = model(*question.inputs).float()
-        here = max(0, min(batch_size, n_examples - start))
-        marks = question.marks(found)
-        sums += marks[:, : here * (marks.shape[1] // batch_size)].double().sum(1)
-        if found.dim() == 2:
+            outputs = model(*question.inputs).float()
+        n_valid = max(0, min(batch_size, n_examples - start))
+        row_sums = question.sums(outputs)
+        sums += row_sums[:, : n_valid * (row_sums.shape[1] // batch_size)].double().sum(1)
+        if outputs.dim() == 2:
             if logits is None:
-                logits = torch.zeros(n_examples, found.shape[-1], device=device)
-            logits[start : start + here] = found[:here]
+                logits = torch.zeros(n_examples, outputs.shape[-1], device=device)
+            logits[start : start + n_valid] = outputs[:n_valid]
     model.train(training)
-    loss_sum, n_right, n_answers = processes.sum(sums).tolist()
+    loss_sum, n_correct, n_targets = processes.sum(sums).tolist()
     if logits is not None:
         logits = processes.sum(logits).cpu()  # each process has zeros where others have logits
-    # of rows of one token each, none may be asked for
+    # There may be no targets, if each row has only one token.
     return Score(
-        loss=loss_sum / max(n_answers, 1),
-        accuracy=n_right / max(n_answers, 1),
+        loss=loss_sum / max(n_targets, 1),
+        accuracy=n_correct / max(n_targets, 1),
         n_examples=n_examples,
         logits=logits,
     )
 
 
 def save_best(run: Path, model: nn.Module, step: int, accuracy: float) -> None:
-    """Keep the weights of the best validation so far in the folder of a run, in place of others."""
+    """Save the weights with the best validation accuracy so far, replacing earlier ones."""
     weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
-    about = {"step": json.dumps(step), "val_accuracy": json.dumps(accuracy)}
-    about["sha256"] = _sha256(weights, about)
-    write_atomically(run / BEST, save(weights, about))
+    metadata = {"step": json.dumps(step), "val_accuracy": json.dumps(accuracy)}
+    metadata["sha256"] = _sha256(weights, metadata)
+    write_atomically(run / BEST, save(weights, metadata))
 
 
 def best_so_far(run: Path) -> tuple[int, float] | None:
-    """Step and validation accuracy of the weights that `save_best` kept; None if there are none."""
+    """Step and validation accuracy of the weights saved by `save_best`; None if there are none."""
     if not is_present(run / BEST):
         return None
     _, step, accuracy = _read(run / BEST)
@@ -106,42 +108,45 @@ def best_so_far(run: Path) -> tuple[int, float] | None:
 
 
 def read_best(run: Path) -> dict[str, Tensor]:
-    """The weights that `save_best` kept, by their names in the model, on the CPU.
+    """Read the weights saved by `save_best`, by their names in the model, on the CPU.
 
     Raises:
-        FileNotFoundError: there are none.
+        FileNotFoundError: the run has none.
         ValueError: the file is damaged.
     """
     if not (run / BEST).exists():
         raise FileNotFoundError(
-            f"{run} has no {BEST}: name the folder of a classifier's run that was validated once"
+            f"{run} has no {BEST}. Give the folder of a classifier's run that was validated at "
+            "least once"
         )
     return _read(run / BEST)[0]
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], int, float]:
-    """Weights, and the step and the accuracy that they had."""
+    """Read the weights with their step and validation accuracy."""
     try:
         declared_shapes(path)
         with safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = file.metadata() or {}
-        # None: of version 0.2 or older
-        if about.pop("sha256", None) not in (None, _sha256(weights, about)):
-            raise ValueError("its sha256 is not that of what it holds")
-        step, accuracy = (parse_json(about.get(name, "null")) for name in ("step", "val_accuracy"))
+            metadata = file.metadata() or {}
+        # Files of version 0.2 or older have no sha256.
+        if metadata.pop("sha256", None) not in (None, _sha256(weights, metadata)):
+            raise ValueError("its sha256 does not match its contents")
+        step, accuracy = (
+            parse_json(metadata.get(name, "null")) for name in ("step", "val_accuracy")
+        )
         if type(step) is not int or type(accuracy) is not float or not 0 <= accuracy <= 1:
-            raise ValueError("it does not tell of a step and a val_accuracy")
+            raise ValueError("its step or val_accuracy is missing or invalid")
     except (SafetensorError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged ({error}): copy it again, or train the run anew"
+            f"{path} is damaged ({error}). Copy it again, or repeat the run"
         ) from error
     return weights, step, accuracy
 
 
-def _sha256(weights: dict[str, Tensor], about: dict[str, str]) -> str:
-    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+def _sha256(weights: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name, weight in sorted(weights.items()):
-        found.update(f"{name} {weight.dtype} {tuple(weight.shape)} ".encode())
-        found.update(weight.cpu().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)} ".encode())
+        digest.update(weight.cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

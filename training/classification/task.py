@@ -1,4 +1,4 @@
-"""A classifier that learns examples: its curriculum, the loss, and the best weights."""
+"""Training task of a classifier: its curriculum, the loss and the best weights."""
 
 import io
 import math
@@ -35,16 +35,16 @@ from training.stop import Stop
 
 
 class ClassificationTask:
-    """The `Task` of a classifier, whose docstrings hold here."""
+    """`Task` of a classifier; see there for the methods without a docstring."""
 
     value_names = ("loss", "accuracy")
     unit = "examples"
 
     def __init__(self, config: ClassifyConfig, processes: Processes) -> None:
-        """Load the data, all of it onto the device, and draw the weights from torch's generator.
+        """Load all data onto the device, and initialize the model from torch's generator.
 
         Raises:
-            ValueError, FileNotFoundError: there are no such data, or they do not fit the model.
+            ValueError, FileNotFoundError: the data are missing, or do not fit the model.
         """
         self._started = time.perf_counter()
         self._config, self._processes = config, processes
@@ -65,10 +65,10 @@ class ClassificationTask:
         )
         self.model = start.make_model(config).to(device)
         self._ask = make_ask(config.objective, config.hidden_share)
-        # with others, each lesson would take its first dozen steps without
+        # With several processes, each stage would need a dozen warmup steps before its capture.
         self.can_capture = can_capture(config.run, processes) and processes.world_size == 1
         self.must_match = start.must_match(config)
-        # those of each phase, of the task itself and of scoring
+        # One shape for each phase, one for the task itself and one for evaluation.
         self.n_shapes = len(config.data.phases) + 2
         self._activations = partial(autocast, config.run.dtype, device)
         self._best: tuple[int, float] | None = None
@@ -77,12 +77,14 @@ class ClassificationTask:
         return start.load_first_weights(run, self.model, self._config.run.init_checkpoint)
 
     def open(self, run: Path, first_step: int) -> None:
-        self._run, self._is_whole = run, first_step == 0
+        self._run, self._has_all_steps = run, first_step == 0
         if first_step == 0 and self._processes.is_main:
-            # of a start that left no checkpoint, and may have had other settings
+            # Left by an earlier start without a checkpoint, which may have had other settings.
             (run / BEST).unlink(missing_ok=True)
         best = best_so_far(run)
-        if best is not None and best[0] <= first_step:  # else of steps that come again
+        if (
+            best is not None and best[0] <= first_step
+        ):  # otherwise it is of a step that will be repeated
             self._best = best
 
     def describe(self) -> str:
@@ -93,8 +95,8 @@ class ClassificationTask:
             f"attention {config.model.attention} ({config.model.mask.pattern}) on "
             f"{self._processes}\n"
             f"{config.optim.max_steps:,} steps, {self.samples(config.optim.max_steps):,} examples, "
-            f"in the end {config.optim.batch_size:,} a step from the "
-            f"{len(self._curriculum.task):,} of {config.data.path}\n"
+            f"finally {config.optim.batch_size:,} per step from "
+            f"{len(self._curriculum.task):,} examples in {config.data.path}\n"
             f"output directory: {config.run.out_dir}"
         )
 
@@ -108,7 +110,7 @@ class ClassificationTask:
         return self._curriculum.number(step)
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
-        """Numbers of examples and changes to them, one micro-batch of each."""
+        """Indices of examples and their augmentations, one micro-batch each."""
         numbers, changes = self._curriculum.draw(step)
         return numbers[None], changes[None]
 
@@ -136,70 +138,70 @@ class ClassificationTask:
         return Record(text, values)
 
     def validate(self, model: nn.Module, step: int, stop: Stop) -> Record:
-        """Score the validation split, and keep the weights that do best on it.
+        """Evaluate on the validation split, and save the weights if they are the best so far.
 
-        A loss that is not finite is left to the caller; such weights are not the best.
+        If the loss is not finite, nothing is saved, and the caller handles the error.
         """
-        found = self._score(model, self._validation, stop, self._config.data.val_examples)
-        if not math.isfinite(found.loss):
-            return Record(f"val loss {found.loss}", {"val_loss": found.loss})
-        if self._best is None or found.accuracy > self._best[1]:
-            self._best = step, found.accuracy
+        result = self._score(model, self._validation, stop, self._config.data.val_examples)
+        if not math.isfinite(result.loss):
+            return Record(f"val loss {result.loss}", {"val_loss": result.loss})
+        if self._best is None or result.accuracy > self._best[1]:
+            self._best = step, result.accuracy
             if self._processes.is_main:
                 save_best(self._run, self.model, *self._best)
         return Record(
-            f"val loss {found.loss:.4f}  accuracy {found.accuracy:.2%}",
+            f"val loss {result.loss:.4f}  accuracy {result.accuracy:.2%}",
             {
-                "val_loss": found.loss,
-                "val_accuracy": found.accuracy,
-                "val_examples": found.n_examples,
+                "val_loss": result.loss,
+                "val_accuracy": result.accuracy,
+                "val_examples": result.n_examples,
                 "best_step": self._best[0],
                 "best_val_accuracy": self._best[1],
             },
         )
 
     def finish(self, model: nn.Module, validated: Record, stop: Stop) -> Record:
-        """Score the best weights on the test split, and keep the logits of labels."""
+        """Evaluate the best weights on the test split, and save the logits of labels."""
         assert self._best is not None
-        self._processes.barrier()  # until the best weights are written
+        self._processes.barrier()  # wait until the main process has written the best weights
         weights = read_best(self._run)
         check_same_tensors(BEST, weights, self.model.state_dict())
         self.model.load_state_dict(weights)
-        found = self._score(model, self._test, stop)
-        if not math.isfinite(found.loss):
+        result = self._score(model, self._test, stop)
+        if not math.isfinite(result.loss):
             raise FloatingPointError(
-                f"the test loss of the weights of step {self._best[0]}, which are best on the "
-                f"validation split, is {found.loss}: lower optim.lr or raise optim.warmup_steps"
+                f"test_loss={result.loss} is not finite for the best weights, those of step "
+                f"{self._best[0]}. Lower optim.lr or raise optim.warmup_steps"
             )
-        if self._processes.is_main and found.logits is not None:
+        if self._processes.is_main and result.logits is not None:
             file = io.BytesIO()
-            np.save(file, found.logits.numpy())
+            np.save(file, result.logits.numpy())
             write_atomically(self._run / TEST_LOGITS, file.getvalue())
         values = {
-            "test_loss": found.loss,
-            "test_accuracy": found.accuracy,
-            "test_examples": found.n_examples,
+            "test_loss": result.loss,
+            "test_accuracy": result.accuracy,
+            "test_examples": result.n_examples,
         }
-        if self._is_whole:  # else a part of it is not known
+        if self._has_all_steps:  # otherwise the time before this start is unknown
             values["wall_s"] = time.perf_counter() - self._started
         step, accuracy = self._best
-        text = f"; best {accuracy:.2%} at step {step}, on test {found.accuracy:.2%}"
+        text = f"; best {accuracy:.2%} at step {step}, test accuracy {result.accuracy:.2%}"
         return Record(validated.text + text, validated.values | values)
 
     def _score(
         self, model: nn.Module, examples: Examples, stop: Stop, limit: int | None = None
     ) -> Score:
-        """How well the model answers on a split, or on its first `limit` examples.
+        """Evaluate on a split, or on its first `limit` examples.
 
         Raises:
-            ValueError: an image has more pixels than the model has room for.
+            ValueError: an image has more pixels than the model's context.
         """
         config, processes = self._config, self._processes
 
-        def batch(numbers: Tensor) -> Batch:  # no image turned or mirrored
+        def batch(numbers: Tensor) -> Batch:  # without augmentation
             return examples.batch(numbers, torch.zeros_like(numbers))
 
-        found = score(
+        result = score(
             model,
             batch,
             len(examples.labels[:limit]),
@@ -211,7 +213,7 @@ class ClassificationTask:
         )
         if bool(examples.overflow):
             raise ValueError(
-                f"an image of {config.data.path} that is scored has more pixels above zero than "
-                f"model.context_length={config.model.context_length} has room for: raise it"
+                f"model.context_length={config.model.context_length} must be at least the number "
+                f"of pixels above zero in each evaluated image of {config.data.path}. Raise it"
             )
-        return found
+        return result

@@ -1,1 +1,1 @@
-"""A GPT that learns to predict the next token of a text."""
+"""Training of a GPT to predict the next token of a text."""

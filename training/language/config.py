@@ -1,4 +1,4 @@
-"""The configuration of a GPT's run."""
+"""Configuration of a GPT's run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +14,13 @@ from training.config import AdamWConfig, ParallelConfig, RunConfig
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(AdamWConfig):
-    """How a language model is optimized, and the size of a step."""
+    """Optimizer of a language model and its batch size."""
 
     batch_tokens: int
-    """Tokens of one optimizer step, over all GPUs: a multiple of micro_batch_size * context_length
-    * GPUs. What a GPU does not take at once, it takes in several micro-batches, whose gradients add
-    up."""
+    """Tokens per optimizer step, over all GPUs: a multiple of micro_batch_size * context_length *
+    GPUs. If one micro-batch per GPU is not enough, gradients are accumulated over several."""
     micro_batch_size: int
-    """Sequences that one GPU takes through the model at a time: as many as its memory holds."""
+    """Sequences per forward pass of one GPU; as many as fit its memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -30,10 +29,10 @@ class OptimConfig(AdamWConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything that `train.py` is told of a GPT."""
+    """Configuration that `train.py` reads to train a GPT."""
 
     task: Literal["language"] = "language"
-    """What is trained: language is a GPT, classification a classifier."""
+    """Type of model to train: language trains a GPT, classification a classifier."""
     model: ModelConfig
     data: DataConfig
     optim: OptimConfig
@@ -43,8 +42,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.parallel.mode == "fsdp" and self.optim.name == "muon":
             raise ValueError(
-                "optim.name=muon with parallel.mode=fsdp: Muon needs whole matrices, and with fsdp "
-                "a GPU holds parts of them; use parallel.mode=ddp, or optim.name=adamw"
+                "optim.name=muon does not support parallel.mode=fsdp: Muon needs whole matrices, "
+                "and fsdp shards them. Try parallel.mode=ddp, or optim.name=adamw"
             )
         self._check_context()
         self.grad_accum_steps(world_size=self.parallel.context)
@@ -56,7 +55,7 @@ class TrainConfig:
 
     @staticmethod
     def from_data(given: Mapping[str, Any]) -> dict[str, Any]:
-        """model.vocab_size, where it is not given and prepared data are: that of their tokenizer.
+        """Default of model.vocab_size: the size of the prepared data's tokenizer, if there is one.
 
         Raises:
             ValueError: their manifest is damaged.
@@ -67,55 +66,55 @@ class TrainConfig:
         return {"model.vocab_size": Manifest.load(Path(path)).tokenizer.vocab_size}
 
     def check_prepared(self) -> None:
-        """Refuse to start where the data are not prepared.
+        """Check that the data are prepared.
 
         Raises:
-            FileNotFoundError: there are none; the message says how to make them.
-            ValueError: their manifest is damaged.
+            FileNotFoundError: they are missing; the message has the command that prepares them.
+            ValueError: a manifest is damaged.
         """
-        places = [("data.path=", self.data.path)]
-        places += [("data.mix: ", corpus.path) for corpus in self.data.mix]
-        for name, path in places:
+        settings = [("data.path=", self.data.path)]
+        settings += [("data.mix: ", corpus.path) for corpus in self.data.mix]
+        for setting, path in settings:
             try:
                 Manifest.load(Path(path))
             except FileNotFoundError as error:
-                raise FileNotFoundError(f"{name}{error}") from error
+                raise FileNotFoundError(f"{setting}{error}") from error
 
     def grad_accum_steps(self, world_size: int) -> int:
-        """Micro-batches that each GPU takes through the model in one optimizer step.
+        """Number of micro-batches of each GPU per optimizer step.
 
         Raises:
-            ValueError: batch_tokens is no multiple of what the GPUs take at once, or their number
-                none of those that share a sequence.
+            ValueError: batch_tokens is not a multiple of the tokens of one micro-batch on all GPUs,
+                or the number of GPUs is not a multiple of parallel.context.
         """
         context = self.parallel.context
         if world_size % context:
             raise ValueError(
-                f"parallel.context={context} GPUs share each sequence, and {world_size} are not a "
-                f"multiple of {context}: take so many, or set another"
+                f"parallel.context={context} must divide the number of GPUs, {world_size}. Use a "
+                f"multiple of {context} GPUs, or another parallel.context"
             )
         groups = world_size // context
-        at_once = self.optim.micro_batch_size * self.model.context_length * groups
-        if self.optim.batch_tokens % at_once != 0:
-            below = self.optim.batch_tokens // at_once * at_once
-            near = f"{below} or {below + at_once}" if below else f"{at_once}"
+        unit = self.optim.micro_batch_size * self.model.context_length * groups
+        if self.optim.batch_tokens % unit != 0:
+            below = self.optim.batch_tokens // unit * unit
+            nearest = f"{below} or {below + unit}" if below else f"{unit}"
             raise ValueError(
-                f"optim.batch_tokens={self.optim.batch_tokens} must be a multiple of "
-                f"optim.micro_batch_size={self.optim.micro_batch_size} * "
-                f"model.context_length={self.model.context_length} * {self.readers(world_size)} "
-                f"= {at_once}: {near} would do"
+                f"optim.batch_tokens={self.optim.batch_tokens} must be a multiple of {unit} "
+                f"(optim.micro_batch_size={self.optim.micro_batch_size} x "
+                f"model.context_length={self.model.context_length} x {self.readers(world_size)}). "
+                f"Try {nearest}"
             )
-        return self.optim.batch_tokens // at_once
+        return self.optim.batch_tokens // unit
 
     def readers(self, world_size: int) -> str:
-        """How many GPUs, or groups of them, read sequences of their own, for readers."""
+        """Number of GPUs, or of groups that share a sequence, as text for messages."""
         context = self.parallel.context
         if context == 1:
             return f"{world_size} GPU(s)"
         return f"{world_size // context} group(s) of {context} GPUs"
 
     def _check_context(self) -> None:
-        """Whether sequences can be cut into the chunks that GPUs share."""
+        """Check that sequences can be split into chunks for context parallelism."""
         context, length = self.parallel.context, self.model.context_length
         if context == 1:
             return
@@ -126,18 +125,18 @@ class TrainConfig:
             unit *= 16
         if length % unit:
             raise ValueError(
-                f"parallel.context={context} cuts sequences into {2 * context} chunks"
+                f"model.context_length={length} must be a multiple of {unit}: parallel.context="
+                f"{context} splits sequences into {2 * context} chunks"
                 + (" of whole blocks" if unit > 2 * context else "")
-                + f", and model.context_length={length} is no multiple of {unit}: "
-                f"{-(-length // unit) * unit} would do"
+                + f". Try {-(-length // unit) * unit}"
             )
         if self.model.attention in ("sdpa", "unfused"):
             raise ValueError(
-                f"model.attention={self.model.attention} with parallel.context={context}: of "
-                "sequences that GPUs share only our kernels know: use model.attention=auto"
+                f"model.attention={self.model.attention} does not support parallel.context="
+                f"{context}: only Papilio's kernels share sequences. Try model.attention=auto"
             )
 
 
 def load_config(argv: Sequence[str]) -> TrainConfig:
-    """The configuration of a GPT's run from a command line, as `configs.reader.read_config`."""
+    """Read the configuration of a GPT's run from a command line; see `read_config`."""
     return read_config(TrainConfig, argv)

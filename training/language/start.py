@@ -1,4 +1,4 @@
-"""What a GPT's run may start with: data, first weights, and its own checkpoints."""
+"""Prepare a GPT's run: open its data, load initial weights, collect settings that must match."""
 
 from pathlib import Path
 from typing import Any
@@ -21,49 +21,50 @@ from training.tasks import config_of
 
 
 def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
-    """Refuse data made with another tokenizer than the model is for, or than lies beside them.
+    """Check that the data's tokenizer fits the model and is the one stored with the data.
 
-    The model of another run may know more ids than its tokenizer: `load_first_weights` compares
-    the tokenizers themselves.
+    With run.init_from the model may have more ids than the tokenizer; `load_first_weights` then
+    compares the tokenizers themselves.
     """
     tokenizer = stream.manifest.tokenizer
-    known = config.model.vocab_size
-    fresh = config.run.init_from is None
-    if tokenizer.vocab_size > known or (fresh and tokenizer.vocab_size != known):
+    vocab_size = config.model.vocab_size
+    is_new = config.run.init_from is None
+    if tokenizer.vocab_size > vocab_size or (is_new and tokenizer.vocab_size != vocab_size):
         raise ValueError(
-            f"data.path={config.data.path} was made with the tokenizer {tokenizer.name!r} of "
-            f"{tokenizer.vocab_size} entries, and model.vocab_size={known}: leave it out, so that "
-            f"it is {tokenizer.vocab_size}, or prepare the data with the model's tokenizer; only "
-            "run.init_from may bring a model of more ids"
+            f"model.vocab_size={vocab_size} must be {tokenizer.vocab_size}, the size of tokenizer "
+            f"{tokenizer.name!r} of data.path={config.data.path}. Remove model.vocab_size to use "
+            "that size, or prepare the data with the model's tokenizer. It may be larger only with "
+            "run.init_from"
         )
-    beside = stream.path / TOKENIZER
-    if load_tokenizer(str(beside)).sha256 != tokenizer.sha256:
-        raise ValueError(f"{beside} was replaced: prepare data.path={config.data.path} again")
+    path = stream.path / TOKENIZER
+    if load_tokenizer(str(path)).sha256 != tokenizer.sha256:
+        raise ValueError(f"{path} was replaced. Prepare data.path={config.data.path} again")
 
 
 def open_corpora(config: TrainConfig, split: str) -> dict[str, TokenStream]:
-    """The streams of data.path and of data.mix, by what they are called, data.path's first.
+    """Open the token streams of data.path and data.mix, by folder name, data.path first.
 
     Raises:
-        ValueError, FileNotFoundError: one is not there, or was made with another tokenizer.
+        ValueError, FileNotFoundError: one is missing, has another tokenizer, or has the same name.
     """
     data = config.data
     first = TokenStream(data.path, split)
     streams = {first.path.resolve().name: first}
     for corpus in data.mix:
         stream = TokenStream(corpus.path, split)
-        here, there = stream.manifest.tokenizer, first.manifest.tokenizer
-        if here.sha256 != there.sha256:
+        tokenizer, expected = stream.manifest.tokenizer, first.manifest.tokenizer
+        if tokenizer.sha256 != expected.sha256:
             raise ValueError(
-                f"data.mix: {corpus.path} was made with the tokenizer {here.name!r} (sha256 "
-                f"{here.sha256[:12]}), and data.path={data.path} with {there.name!r} "
-                f"({there.sha256[:12]}): prepare it with --tokenizer {data.path}/{TOKENIZER}"
+                f"data.mix: {corpus.path} has the tokenizer {tokenizer.name!r} (sha256 "
+                f"{tokenizer.sha256[:12]}) and must have that of data.path={data.path}, "
+                f"{expected.name!r} ({expected.sha256[:12]}). Prepare it with --tokenizer "
+                f"{data.path}/{TOKENIZER}"
             )
         name = stream.path.resolve().name
         if name in streams:
             raise ValueError(
-                f"data.mix: {corpus.path} and {streams[name].path} have one name, by which records "
-                "tell them apart: rename one of the folders"
+                f"data.mix: {corpus.path} and {streams[name].path} must have different folder "
+                "names, which identify them in the records. Rename one of the folders"
             )
         streams[name] = stream
     return streams
@@ -72,7 +73,7 @@ def open_corpora(config: TrainConfig, split: str) -> dict[str, TokenStream]:
 def make_batches(
     config: TrainConfig, streams: dict[str, TokenStream]
 ) -> TrainBatches | MixedBatches:
-    """Training batches of the corpora, by weight if there are several."""
+    """Create the training batches of the corpora, mixed by weight if there are several."""
     corpora = [
         TrainBatches(
             stream,
@@ -96,60 +97,61 @@ def load_first_weights(
     processes: Processes,
     choice: str | int | None = None,
 ) -> tuple[str, int]:
-    """Give `model` the weights of the newest checkpoint of another run, or of the chosen one.
+    """Load the weights of a checkpoint of another run, by default its newest, into `model`.
 
     Returns:
-        The checkpoint, and how rotary positions are turned otherwise there; and its step.
+        The checkpoint as text, with any differences in rotary settings; and its step.
 
     Raises:
-        ValueError, FileNotFoundError: `folder` is no run, or one of another model or tokenizer.
+        ValueError, FileNotFoundError: `folder` is not a run, or has another model or tokenizer.
     """
 
     def choose() -> Path:
         if not checkpoints(folder):
             raise FileNotFoundError(
-                f"run.init_from={folder} has no checkpoint: name the folder of a run that has one "
-                "in checkpoints/, or leave it out to start with random weights"
+                f"run.init_from={folder} has no checkpoint. Give the folder of a run with one in "
+                "checkpoints/, or remove run.init_from to start from random weights"
             )
         return chosen_checkpoint(folder, choice)
 
     checkpoint = Checkpoint.open(processes.main_does(choose))
-    config_of(folder, TrainConfig)  # a classifier's run is named as such
+    config_of(folder, TrainConfig)  # raises a clear error for a classifier's run
     config = checkpoint.config(TrainConfig).model
     reasons = differences(config, model.config)
-    here = stream.manifest.tokenizer.sha256
-    of_folder = load_tokenizer(str(folder / TOKENIZER)).sha256
-    # what the weights were trained with, should the file have been replaced; older imports lack it
-    recorded = str(checkpoint.must_match.get("tokenizer", of_folder))
-    for sha256 in dict.fromkeys((of_folder, recorded)):
-        if sha256 != here:
-            reasons.append(f"the tokenizer has sha256 {sha256} there and {here} here")
+    own = stream.manifest.tokenizer.sha256
+    stored = load_tokenizer(str(folder / TOKENIZER)).sha256
+    # The file may have been replaced, so also check the tokenizer of the checkpoint. Older imports
+    # did not record it.
+    recorded = str(checkpoint.must_match.get("tokenizer", stored))
+    for sha256 in dict.fromkeys((stored, recorded)):
+        if sha256 != own:
+            reasons.append(f"its tokenizer has sha256 {sha256}, that of this run has {own}")
     if reasons:
         raise ValueError(
-            f"run.init_from={folder} is a run of another model: {'; '.join(reasons)}. "
-            "Use the values there, or start with other weights"
+            f"run.init_from={folder} has another model: {'; '.join(reasons)}. Use its values, or "
+            "start from other weights"
         )
     with torch.device("meta"):
-        there = GPT(config)
-    weights = checkpoint.weights(there.state_dict())
+        like = GPT(config).state_dict()
+    weights = checkpoint.weights(like)
     put_weights(model, with_context_length(weights, model.config.context_length))
     text = "; ".join([str(checkpoint.folder), *differing(ROTARY, config, model.config)])
     return text, checkpoint.progress.step
 
 
 def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str, Any]:
-    """What a run must share with the checkpoint that it goes on from."""
+    """Settings and data that must match a checkpoint to resume from it."""
     stream, *others = streams.values()
-    mixed = {}
+    mix = {}
     if config.data.mix:
         weights = [corpus.weight for corpus in config.data.mix]
-        mixed = {
+        mix = {
             "data.weight": config.data.weight,
             "data.mix": [[len(s), weight] for s, weight in zip(others, weights, strict=True)],
         }
     return (
         shared_settings(config)
-        | mixed
+        | mix
         | {
             "data.document_mask": config.data.document_mask,
             "data.consecutive_windows": config.data.consecutive_windows,

@@ -1,4 +1,4 @@
-"""A GPT that learns a text: micro-batches, the loss, and the validation set."""
+"""Training task of a GPT: micro-batches, the loss and the validation set."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -29,17 +29,17 @@ from training.stop import Stop
 
 
 class LanguageTask:
-    """The `Task` of a GPT, whose docstrings hold here."""
+    """`Task` of a GPT; see there for the methods without a docstring."""
 
     value_names = ("loss",)
     unit = "tokens"
     n_shapes = 1
 
     def __init__(self, config: TrainConfig, processes: Processes) -> None:
-        """Open the data and draw the weights, from torch's generator.
+        """Open the data, and initialize the model from torch's generator.
 
         Raises:
-            ValueError, FileNotFoundError: there are no such data, or they do not fit the model.
+            ValueError, FileNotFoundError: the data are missing, or do not fit the model.
         """
         self._config, self._processes = config, processes
         self._n_micro_batches = config.grad_accum_steps(processes.world_size)
@@ -60,7 +60,7 @@ class LanguageTask:
             for name, stream in validation.items()
         }
         streams = [*validation.values(), *self._streams.values()] if processes.is_first_here else []
-        # a terabyte takes minutes to read
+        # In the background, as a terabyte takes minutes to read.
         self._verified = InBackground(lambda: [stream.verify() for stream in streams])
         self.model = GPT(config.model)
         self._context = share_sequences(self.model, processes)
@@ -77,32 +77,32 @@ class LanguageTask:
 
     def open(self, run: Path, first_step: int) -> None:
         if self._processes.is_main:
-            # a run outlives its data: who samples from it needs the tokenizer
+            # A run may outlive its data, and sampling from it needs the tokenizer.
             write_atomically(run / TOKENIZER, (self._stream.path / TOKENIZER).read_bytes())
 
     def describe(self) -> str:
         config, processes = self._config, self._processes
         context, optim = config.model.context_length, config.optim
         n_tokens = optim.max_steps * optim.batch_tokens
-        who = f"{processes.n_data} processes"
+        readers = f"{processes.n_data} processes"
         if processes.n_context > 1:
-            who = f"{processes.n_data} groups of {processes.n_context} processes"
+            readers = f"{processes.n_data} groups of {processes.n_context} processes"
         return (
             f"{self.model.n_params() / 1e6:.1f}M parameters, context {context:,}, "
             f"attention {config.model.attention} on {processes}\n"
-            f"a step: {self._n_micro_batches} micro-batches x {who} x "
+            f"per step: {self._n_micro_batches} micro-batches x {readers} x "
             f"{optim.micro_batch_size} sequences x {context:,} tokens "
             f"= {optim.batch_tokens:,} tokens\n"
             + "".join(
-                f"{optim.max_steps:,} steps over {len(stream):,} tokens{of}: "
+                f"{optim.max_steps:,} steps over {len(stream):,} tokens{label}: "
                 f"{share * n_tokens / len(stream):.2f} epochs\n"
-                for stream, share, of in self._shares()
+                for stream, share, label in self._shares()
             )
             + f"output directory: {config.run.out_dir}"
         )
 
     def _shares(self) -> list[tuple[TokenStream, float, str]]:
-        """Each corpus, its share of what is trained on, and what it is called among several."""
+        """Streams of the corpora with their share of the training tokens and their label."""
         if not isinstance(self._batches, MixedBatches):
             return [(self._stream, 1.0, "")]
         quotas = self._batches.mixture.quotas
@@ -144,7 +144,7 @@ class LanguageTask:
         return tuple(self._context.shard(part, dim=2) for part in parts)
 
     def _own_tokens(self, batch: Batch) -> Batch:
-        """Of a batch of whole sequences what this process has to do."""
+        """This process's chunks of a batch of whole sequences."""
         tokens, targets, doc_start = batch
         if doc_start is not None:
             doc_start = self._context.shard(doc_start, 1)
@@ -157,7 +157,7 @@ class LanguageTask:
             self._verified.look()
 
     def speed(self, step: int, means: dict[str, float | None], per_s: float | None) -> Record:
-        """Tokens a second of the whole run, their share of a GPU's FLOPs, memory of this GPU."""
+        """Record of the loss, tokens per second of the whole run, MFU, and memory of this GPU."""
         text, utilisation = loss_text(means["loss"]), None
         if per_s is None:
             text += "  (the first step compiles: not timed)"
@@ -182,7 +182,7 @@ class LanguageTask:
         return Record(text, values)
 
     def validate(self, model: nn.Module, step: int, stop: Stop) -> Record:
-        found = {
+        results = {
             name: evaluate(
                 model,
                 map(self._own_tokens, stop.between(batches)),
@@ -191,15 +191,15 @@ class LanguageTask:
             )
             for name, batches in self._validation.items()
         }
-        (loss, n_tokens), *_ = found.values()
-        perplexity = math.exp(loss) if loss < 709 else None  # which is no number
+        (loss, n_tokens), *_ = results.values()
+        perplexity = math.exp(loss) if loss < 709 else None  # exp(710) overflows
         text = "too large" if perplexity is None else f"{perplexity:.2f}"
-        others = [*found.items()][1:]  # of data.mix
+        others = [*results.items()][1:]  # corpora of data.mix
         return Record(
             f"val loss {loss:.4f}  perplexity {text}  ({n_tokens:,} tokens)"
-            + "".join(f"  {name} {of_other:.4f}" for name, (of_other, _) in others),
+            + "".join(f"  {name} {other_loss:.4f}" for name, (other_loss, _) in others),
             {"val_loss": loss, "val_perplexity": perplexity, "val_tokens": n_tokens}
-            | {f"val_loss_{name}": of_other for name, (of_other, _) in others},
+            | {f"val_loss_{name}": other_loss for name, (other_loss, _) in others},
         )
 
     def finish(self, model: nn.Module, validated: Record, stop: Stop) -> Record:
@@ -213,10 +213,10 @@ def language_loss(
     targets: Tensor,
     doc_start: Tensor | None = None,
 ) -> tuple[Tensor]:
-    """Mean loss of the tokens of a micro-batch, nats.
+    """Mean loss over the tokens of a micro-batch, nats.
 
     Args:
-        activations: makes the context of the forward pass.
+        activations: creates the context of the forward pass.
         model: called as model(tokens, targets, doc_start=doc_start).
         tokens, targets: (B, T) int64.
         doc_start: (B, T) int32, or None.
@@ -232,19 +232,20 @@ def evaluate(
     processes: Processes,
     activations: Callable[[], AbstractContextManager],
 ) -> tuple[float, int]:
-    """Mean negative log-likelihood of a token over the batches of all processes.
+    """Mean negative log-likelihood per token over the batches of all processes.
 
-    Losses of a batch are summed in fp32, batches in fp64: the result does not depend on how many
-    processes share the work beyond the rounding of the batches.
+    Losses are summed in fp32 within a batch and in fp64 over batches. Except for rounding within
+    batches, the result does not depend on the number of processes.
 
     Args:
         model: called as model(tokens, targets, doc_start=doc_start, reduction="sum").
-        batches: this process's share, (tokens, targets, doc_start or None), each (B, T), on the
-            CPU; as many on every process. Targets of IGNORE are not scored.
-        activations: makes the context for the forward pass.
+        batches: batches of this process, (tokens, targets, doc_start or None), each (B, T), on the
+            CPU; the same number on every process. Targets equal to IGNORE are not scored.
+        processes: all processes that evaluate together.
+        activations: creates the context of the forward pass.
 
     Returns:
-        The mean, nats, and the number of tokens that were scored.
+        The mean, nats, and the number of scored tokens.
     """
     training = model.training
     model.eval()
@@ -260,7 +261,7 @@ def evaluate(
 
 
 def to_device(batch: Iterable[Tensor | None], device: torch.device) -> Iterable[Any]:
-    """Parts of a batch on `device`, copied while the GPU still works on what came before."""
+    """Move a batch to `device`; the copies overlap with earlier work of the GPU."""
     if device.type == "cpu":
         return batch
     return [x if x is None else x.pin_memory().to(device, non_blocking=True) for x in batch]

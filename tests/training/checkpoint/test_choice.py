@@ -48,9 +48,9 @@ def test_an_error_names_those_that_exist(run, choice):
 
 
 def test_a_run_without_a_validation_loss_has_no_best(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no checkpoint yet: train it first"):
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet. Train it first"):
         chosen_checkpoint(tmp_path, "best")
     save(tmp_path, 5, *make(0))
-    message = "has no checkpoint with a validation loss, which .*: choose one of step_00000005"
+    message = "has no checkpoint with a validation loss; only .*. Choose one of step_00000005"
     with pytest.raises(FileNotFoundError, match=message):
         chosen_checkpoint(tmp_path, "best")

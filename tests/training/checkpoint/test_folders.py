@@ -58,7 +58,7 @@ def test_a_link_counts_and_stays(tmp_path):
 def test_what_the_note_of_the_last_save_links_to_is_not_printed(tmp_path):
     (tmp_path / "private").write_text("s3cr3t")
     (tmp_path / "last_saved").symlink_to(tmp_path / "private")
-    with pytest.raises(ValueError, match="last_saved does not name a checkpoint: delete it$"):
+    with pytest.raises(ValueError, match="must contain the name of a checkpoint. Delete it$"):
         last_saved(tmp_path)
     (tmp_path / "last_saved").unlink()
     os.mkfifo(tmp_path / "last_saved")

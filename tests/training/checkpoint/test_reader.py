@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from model.config import MaskConfig
 from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, take_steps
 from training.checkpoint import reader
-from training.checkpoint.choice import newest_whole, set_aside
+from training.checkpoint.choice import newest_intact, rename_damaged
 from training.checkpoint.contents import Progress, save_model
 from training.checkpoint.files import SUMS, write_sums
 from training.checkpoint.folders import checkpoint_folder, latest_checkpoint
@@ -119,7 +119,7 @@ def test_a_refused_resume_names_the_way_to_start_from_the_weights(tmp_path):
 
 
 def test_folder_without_a_finished_checkpoint(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
+    with pytest.raises(FileNotFoundError, match="not a finished checkpoint"):
         Checkpoint.open(tmp_path).weights()
 
 
@@ -128,7 +128,7 @@ def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
     folder = save_model(tmp_path, model, config={"a": 1}, tokenizer="b")
     assert folder == latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 0)
     again, again_optimizer = make(1)
-    message = rf"holds weights and no state of an optimizer.*run.init_from={tmp_path}$"
+    message = rf"has weights but no optimizer state.*run.init_from={tmp_path}$"
     with pytest.raises(ValueError, match=message):
         Checkpoint.open(folder).restore(again, again_optimizer, MUST_MATCH, ALONE)
     opened = Checkpoint.open(folder)
@@ -141,7 +141,7 @@ def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
 def test_weights_alone_do_not_replace_a_checkpoint(tmp_path):
     model, optimizer = make(0)
     save(tmp_path, 3, model, optimizer)
-    with pytest.raises(ValueError, match="already has step_00000003: choose another folder"):
+    with pytest.raises(ValueError, match="already has step_00000003. Choose another folder"):
         save_model(tmp_path, model, config={}, tokenizer="b")
 
 
@@ -151,7 +151,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path, value):
     with torch.no_grad():
         model[2].bias[0] = value
     folder = save(tmp_path, 3, model, optimizer)
-    with pytest.raises(ValueError, match=r"is broken: 2.bias has values that are not finite"):
+    with pytest.raises(ValueError, match=r"has values in 2.bias that are not finite"):
         Checkpoint.open(folder).weights()
 
 
@@ -214,14 +214,14 @@ def test_damage_is_named_with_the_older_one_that_is_whole(tmp_path, file, damage
     else:
         path.unlink()
     if (file, damage) == ("state.json", "gone"):
-        expected, message = FileNotFoundError, "holds no finished checkpoint"
+        expected, message = FileNotFoundError, "is not a finished checkpoint"
     else:
         expected = ValueError
-        message = rf"^{folder} is damaged, .*{file}.* resume from {older}, .* run.resume=previous$"
+        message = rf"^{folder} is damaged .*{file}.* the intact {older} with run.resume=previous$"
     with pytest.raises(expected, match=message):
         load(folder)
-    assert newest_whole(tmp_path) == older
-    assert set_aside(tmp_path, older) == [folder.with_name("damaged_step_00000003")]
+    assert newest_intact(tmp_path) == older
+    assert rename_damaged(tmp_path, older) == [folder.with_name("damaged_step_00000003")]
     assert latest_checkpoint(tmp_path) == older
 
 
@@ -231,7 +231,7 @@ def test_a_sum_that_is_lost_is_damage_too(tmp_path):
     (folder / SUMS).write_text("".join(line for line in lines if "optimizer" not in line))
     with pytest.raises(ValueError, match=f"{SUMS} has no line for optimizer.safetensors"):
         load(folder)
-    assert newest_whole(tmp_path) is None
+    assert newest_intact(tmp_path) is None
 
 
 def test_damage_of_one_step_twice(tmp_path):
@@ -239,24 +239,24 @@ def test_damage_of_one_step_twice(tmp_path):
     for name in ("damaged_step_00000002", "damaged_step_00000002_2", "damaged_step_00000002_3"):
         folder = save(tmp_path, 2, *make(0))
         (folder / "model.safetensors").unlink()
-        assert set_aside(tmp_path, whole) == [folder.with_name(name)]
+        assert rename_damaged(tmp_path, whole) == [folder.with_name(name)]
 
 
 def test_damage_where_no_older_one_is_whole(tmp_path):
     for step in (1, 2):
         (save(tmp_path, step, *make(0)) / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"step_00000002 is damaged.*no older one is whole$"):
+    with pytest.raises(ValueError, match=r"step_00000002 is damaged.*no older .* is intact$"):
         load(latest_checkpoint(tmp_path))
-    assert newest_whole(tmp_path) is None
+    assert newest_intact(tmp_path) is None
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
-@pytest.mark.parametrize("change", ["lacks", "has the unknown", "must be"])
+@pytest.mark.parametrize("change", ["has no tensor", "has an unexpected tensor", "must be"])
 def test_tensors_of_another_model_are_refused_though_their_sums_agree(tmp_path, file, change):
     folder = save(tmp_path, 1, *make(0))
     tensors = load_file(folder / file)
     name = min(tensors)
-    if change == "lacks":
+    if change == "has no tensor":
         del tensors[name]
     elif change == "must be":
         tensors[name] = tensors[name].half()
@@ -286,7 +286,7 @@ def test_tensors_of_another_model_are_refused_though_their_sums_agree(tmp_path, 
 def test_a_state_that_no_run_has(tmp_path, values):
     folder = save(tmp_path, 1, *make(0))
     rewrite(folder, **values)
-    with pytest.raises(ValueError, match="is damaged, .*state.json: "):
+    with pytest.raises(ValueError, match="is damaged .*state.json: "):
         load(folder)
 
 
@@ -294,7 +294,7 @@ def test_random_state_that_is_none(tmp_path):
     folder = save(tmp_path, 1, *make(0))
     save_file({"rank_0.random.cpu": torch.zeros(3)}, folder / "processes.safetensors")
     resum(folder)
-    with pytest.raises(ValueError, match="is damaged, .*no random state that torch takes"):
+    with pytest.raises(ValueError, match="is damaged .*has an invalid RNG state"):
         load(folder)
 
 
@@ -320,7 +320,7 @@ def test_a_file_that_holds_code_is_not_run(tmp_path, file, agrees):
     with suppress(ValueError):
         Checkpoint.open(folder).weights()
     with suppress(ValueError):
-        newest_whole(tmp_path)
+        newest_intact(tmp_path)
     assert not went_off.exists()
 
 
@@ -337,6 +337,6 @@ def test_many_damaged_checkpoints_are_looked_at_once_each(tmp_path, monkeypatch)
     looked = []
     read = reader.read_sums
     monkeypatch.setattr(reader, "read_sums", lambda folder: looked.append(folder) or read(folder))
-    with pytest.raises(ValueError, match="step_00000012 is damaged.*no older one is whole$"):
+    with pytest.raises(ValueError, match="step_00000012 is damaged.*no older .* is intact$"):
         Checkpoint.open(latest_checkpoint(tmp_path))
     assert sorted(looked) == sorted(set(looked)) and len(looked) == 12

@@ -127,7 +127,7 @@ def test_a_full_disk_frees_the_half_and_leaves_the_older_one(tmp_path, size):
     model = nn.Linear(4, 4) if size == 200 else nn.Linear(500, 500)
     optimizer = torch.optim.AdamW(model.parameters())
     save(tmp_path, 1, model, optimizer)
-    message = r"step_00000002 could not be written, .*disk may be full \(.*older .* are whole"
+    message = r"step_00000002 could not be written; .*disk may be full \(.*older .* are intact"
     with pytest.raises(OSError, match=message), saver(tmp_path) as saves:
         with limited_files(size):
             saves.save(Progress(step=2), model, optimizer)

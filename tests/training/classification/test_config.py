@@ -42,26 +42,29 @@ def test_zeros_may_come_in_little_by_little():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([phase_of(9)], r"context_length is room for pixels above zero"),
+        ([phase_of(9)], r"context_length=9 has no effect with data.zeros=tokens"),
         (
             [phase_of(1025), "data.zeros=padding"],
-            r"data.phases: context_length=1025 must be at most 1024, the places of the model",
+            r"data.phases: context_length=1025 must be at most 1024, the number of positions",
         ),
         (
             [phase_of(64), "data.zeros=padding", "model.mask.pattern=butterfly"],
-            r"context_length=64 and model.mask.pattern=butterfly, which is made for .*=1024 tokens",
+            r"context_length=64 needs model.mask.pattern=dense: the butterfly mask .*=1024 tokens",
         ),
-        ([phase_of(zeros_share=0.5)], r"zeros_share=0.5 .* needs a context_length, room for"),
+        (
+            [phase_of(zeros_share=0.5)],
+            r"zeros_share=0.5 needs .* a context_length of its phase",
+        ),
         (
             [phase_of(9, zeros_share=0.5), "data.zeros=padding"],
-            r"zeros_share=0.5 is of images with data.zeros=tokens",
+            r"zeros_share=0.5 needs images with data.zeros=tokens",
         ),
         ([phase_of(9, zeros_share=0)], r"zeros_share=0.0 must lie between 0 and 1"),
         ([phase_of(9, zeros_share=1)], r"zeros_share=1.0 must lie between 0 and 1"),
         (["objective=tokens"], r"objective.*tokens"),
-        (["objective=masked", "hidden_share=0"], r"hidden_share=0.0 must lie between 0 and 1"),
-        (["objective=masked", "hidden_share=1"], r"hidden_share=1.0 must lie between 0 and 1"),
-        (["objective=masked", "hidden_share=nan"], r"hidden_share=nan must lie between 0 and 1"),
+        (["objective=masked", "hidden_share=0"], r"hidden_share=0.0 must be above 0 and below 1"),
+        (["objective=masked", "hidden_share=1"], r"hidden_share=1.0 must be above 0 and below 1"),
+        (["objective=masked", "hidden_share=nan"], r"hidden_share=nan must be above 0 and below 1"),
         (["hidden_share=0.4"], r"hidden_share=0.4 has no effect with objective=labels"),
         (
             ["objective=causal", "hidden_share=0.4"],
@@ -70,7 +73,7 @@ def test_zeros_may_come_in_little_by_little():
         (["objective=causal", "data.zeros=padding"], r"objective=causal .* data.zeros=padding"),
         (
             ["objective=causal", phase_of(9, zeros_share=0.5)],
-            r"objective=causal .* zeros_share of a phase, its place is not known",
+            r"objective=causal .* zeros_share of a phase, hides its position",
         ),
     ],
 )

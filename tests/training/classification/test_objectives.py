@@ -28,7 +28,7 @@ def batch(*, lengths: torch.Tensor | None = LENGTHS, dtype: torch.dtype = torch.
 
 def logits_of(question: Question) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(*question.answers.shape, V, generator=generator, requires_grad=True)
+    return torch.randn(*question.targets.shape, V, generator=generator, requires_grad=True)
 
 
 def by_hand(logits: torch.Tensor, answers: torch.Tensor) -> tuple[float, float]:
@@ -42,15 +42,15 @@ def test_marks_of_labels() -> None:
     *inputs, labels = batch()
     question = ask_labels((*inputs, labels))
     assert all(one is other for one, other in zip(question.inputs, inputs, strict=True))
-    assert question.answers is labels
+    assert question.targets is labels
     logits = logits_of(question)
-    marks = question.marks(logits)
-    expected = [(*by_hand(logits[i], question.answers[i]), 1.0) for i in range(R)]
+    marks = question.sums(logits)
+    expected = [(*by_hand(logits[i], question.targets[i]), 1.0) for i in range(R)]
     torch.testing.assert_close(marks, torch.tensor(expected).T)
     # as before there were other questions: the gradient of the mean
     (marks[0].sum() / marks[2].sum()).backward()
     again = logits.detach().clone().requires_grad_()
-    F.cross_entropy(again, question.answers).backward()
+    F.cross_entropy(again, question.targets).backward()
     assert torch.equal(logits.grad, again.grad)  # pyright: ignore
 
 
@@ -67,7 +67,7 @@ def test_marks_of_following_tokens(lengths: torch.Tensor | None, dtype: torch.dt
             if place + 1 < (T if lengths is None else lengths[row]):
                 marks = *by_hand(logits[row, place], tokens[row, place + 1]), 1.0
                 expected[:, row] += torch.tensor(marks)
-    torch.testing.assert_close(question.marks(logits), expected)
+    torch.testing.assert_close(question.sums(logits), expected)
     assert expected[2, 0] == (0 if lengths is not None else T - 1)
 
 
@@ -86,7 +86,7 @@ def test_marks_of_hidden_tokens(lengths: torch.Tensor | None, numbers: torch.Ten
         assert lengths is None or place < lengths[row]
         marks = *by_hand(logits[row, place], tokens[row, place]), 1.0
         expected[:, row] += torch.tensor(marks)
-    marks = question.marks(logits)
+    marks = question.sums(logits)
     torch.testing.assert_close(marks, expected)
     marks[0].sum().backward()
     assert logits.grad is not None

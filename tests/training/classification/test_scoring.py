@@ -84,7 +84,7 @@ def test_every_token_that_is_asked_for_counts_once(ask, documents: int) -> None:
 
 def test_best_weights_come_back(tmp_path: Path) -> None:
     assert best_so_far(tmp_path) is None
-    with pytest.raises(FileNotFoundError, match=r"has no best.safetensors: name the folder"):
+    with pytest.raises(FileNotFoundError, match=r"has no best.safetensors. Give the folder"):
         read_best(tmp_path)
     model = nn.Linear(3, 2)
     save_best(tmp_path, model, 40, 0.625)

@@ -93,14 +93,14 @@ def test_all_else_is_strict(
     tmp_path: Path, first: str, second: str, overrides: list[str], differing: str
 ):
     run = kept(tmp_path / "run", made(objective=first))
-    with pytest.raises(ValueError, match=rf"run of another model: .*{differing}") as error:
+    with pytest.raises(ValueError, match=rf"has another model: .*{differing}") as error:
         load_first_weights(run, made(*overrides, objective=second))
-    assert "its objective unless this run's is labels" in str(error.value)
+    assert "its objective unless this run has objective=labels" in str(error.value)
 
 
 def test_a_gpt_gives_no_weights(tmp_path: Path):
     (tmp_path / "config.yaml").write_text(Path("configs/quickstart.yaml").read_text())
-    with pytest.raises(ValueError, match="is a run of a GPT"):
+    with pytest.raises(ValueError, match="but is one of a GPT"):
         load_first_weights(tmp_path, made())
 
 
