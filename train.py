@@ -23,7 +23,7 @@ import sys
 
 from training.command_line import end_at_once_on_ctrl_c, errors_as_sentences
 from training.dry_run import dry_run_if_asked
-from training.signals import end_by, if_interrupted
+from training.signals import if_interrupted, stop_by_signal
 from training.tasks import explain_if_asked, read_run
 
 if __name__ == "__main__":
@@ -117,19 +117,19 @@ class Trainer:
         self.finite = FiniteSteps(
             self.optimizer, processes, self.task.value_names, grad_clip=config.optim.grad_clip
         )
-        self.first = Progress()
+        self.start = Progress()
         """Progress when this start began."""
-        self.news: list[str] = []
+        self.startup_messages: list[str] = []
         """Lines to report about this start once the log is open."""
         self.resume()
-        self.step = self.first.step
+        self.step = self.start.step
         """Optimizer steps taken so far."""
         self.stage: int | None = None
         self.compiled, self.parallel = compile_and_wrap(
             self.task.model, config.run, processes, self.task.n_shapes
         )
         self.watch = Stopwatch(
-            processes.device, n_processes=processes.world_size, gpu_hours=self.first.gpu_hours
+            processes.device, n_processes=processes.world_size, gpu_hours=self.start.gpu_hours
         )
         self.validated: Record | None = None
         self.save_is_due = False
@@ -144,10 +144,10 @@ class Trainer:
         )
 
     def resume(self) -> None:
-        """Load the newest checkpoint, or the weights of run.init_from, and note the start."""
+        """Load the newest checkpoint, or the weights of run.init_from, and record the start."""
         config, task, processes = self.config, self.task, self.processes
         folder, damaged = find_resume_checkpoint(config.run, processes)
-        self.news += [f"damaged checkpoint renamed to {name}" for name in damaged]
+        self.startup_messages += [f"damaged checkpoint renamed to {name}" for name in damaged]
         source, origin_step = None, None
         if folder is not None:
             checkpoint = Checkpoint.open(folder)
@@ -156,26 +156,26 @@ class Trainer:
                     f"run.out_dir={self.run_dir} has a run of task={checkpoint.task}, and must be "
                     f"empty or have one of task={config.task}. Try another run.out_dir"
                 )
-            self.first = checkpoint.progress
+            self.start = checkpoint.progress
             kept = self.finite.kept
             checkpoint.restore(task.model, self.optimizer, task.must_match, processes, kept)
-            if self.first.step >= config.optim.max_steps:
-                self.news.append(f"already finished ({folder}); evaluating again")
+            if self.start.step >= config.optim.max_steps:
+                self.startup_messages.append(f"already finished ({folder}); evaluating again")
             else:
-                change = schedule_change(self.first.step, checkpoint.optim(), config.optim)
-                self.news += [f"resuming from {folder}", *([change] if change else [])]
+                change = schedule_change(self.start.step, checkpoint.optim(), config.optim)
+                self.startup_messages += [f"resuming from {folder}", *([change] if change else [])]
         elif config.run.init_from is not None:
             source = Path(config.run.init_from)
-            origin, origin_step = task.take_weights(source)
-            self.news.append(f"initial weights: {origin}")
-        task.open(self.run_dir, self.first.step)
+            origin, origin_step = task.load_initial_weights(source)
+            self.startup_messages.append(f"initial weights: {origin}")
+        task.open(self.run_dir, self.start.step)
         if not processes.is_main:
             return
         write_atomically(self.run_dir / RUN_CONFIG, to_yaml(config).encode())
-        if self.first.step < config.optim.max_steps:
+        if self.start.step < config.optim.max_steps:
             note_start(
                 self.run_dir,
-                self.first.step,
+                self.start.step,
                 world_size=processes.world_size,
                 origin=source,
                 origin_step=origin_step,
@@ -201,7 +201,7 @@ class Trainer:
             Stop(self.processes) as self.stop,
             self.saver,
         ):
-            for line in (self.task.describe(), *self.news):
+            for line in (self.task.describe(), *self.startup_messages):
                 self.log.say(line)
             self.spikes = LossSpikeDetector(self.log.losses())
             try:
@@ -255,11 +255,11 @@ class Trainer:
     def validate_and_save(self) -> None:
         """Between two steps, validate and save if either is due, on all processes."""
         step, run = self.step, self.config.run
-        is_last, is_new = step >= self.config.optim.max_steps, step > self.first.step
+        is_last, is_new = step >= self.config.optim.max_steps, step > self.start.step
         val_loss = None
         # A validation that was interrupted is repeated when the run resumes.
         is_due = step > 0 and step % run.eval_every == 0
-        if is_last or (is_due and (is_new or self.first.val_loss is None)):
+        if is_last or (is_due and (is_new or self.start.val_loss is None)):
             with self.watch.paused():
                 self.validated = self.task.validate(self.compiled, step, self.stop)
             val_loss = self.validated.values["val_loss"]
@@ -331,11 +331,11 @@ class Trainer:
             )
         return values
 
-    def record(self, record: Record, **values: Any) -> None:
+    def record(self, what: Record, **values: Any) -> None:
         """Write one line to metrics.jsonl and one to the console."""
-        values |= {"gpu_hours": self.watch.gpu_hours} | record.values
+        values |= {"gpu_hours": self.watch.gpu_hours} | what.values
         count = {self.task.unit: self.task.count(self.step)}
-        self.log.record(record.text, step=self.step, **count, **values)
+        self.log.record(what.text, step=self.step, **count, **values)
 
     def finish(self) -> dict[str, float]:
         """Wait for the last checkpoint and record the task's final evaluation."""
@@ -360,7 +360,7 @@ class Trainer:
         self.saver.check()
         self.log.sync()
         self.processes.leave()
-        end_by(signal_number)
+        stop_by_signal(signal_number)
 
 
 def resume_hint(config: RunConfiguration) -> str:

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from typing import NoReturn, ParamSpec, TypeVar
 
-from training.signals import end_stopped, is_stop, launched_rank, signals_raised
+from training.signals import exit_stopped, is_stop, launched_rank, raise_on_signals
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SENTENCES = (ValueError, OSError, FloatingPointError, MemoryError)
-_PATIENCE = 3.0
+_USER_ERRORS = (ValueError, OSError, FloatingPointError, MemoryError)
+_TORCHRUN_GRACE_S = 3.0
 """Seconds that torchrun takes to end the other processes of a machine when one fails."""
 
 
@@ -31,32 +31,32 @@ def errors_as_sentences() -> Iterator[None]:
     line, which `if_interrupted` extends, and exit with 130, 143, 129 and 138, or 0. Under torchrun
     the first process of a machine prints; another does so only if the first does not.
     """
-    with signals_raised():
+    with raise_on_signals():
         try:
             yield
             sys.stdout.flush()
         except BaseException as error:
             if is_stop(error):
-                end_stopped(error)
+                exit_stopped(error)
             if isinstance(error, SystemExit):  # argparse may have printed its help
-                _flush_if_read()
+                _flush_stdout()
                 raise
-            if isinstance(error, BrokenPipeError) and _nobody_reads():
-                _end_unread(error)
-            is_sentence = isinstance(error, _SENTENCES)
-            _let_another_speak(is_sentence)
-            if sys.flags.dev_mode or not is_sentence:
+            if isinstance(error, BrokenPipeError) and _reader_is_gone():
+                _exit_broken_pipe(error)
+            is_user_error = isinstance(error, _USER_ERRORS)
+            _wait_for_torchrun(is_user_error)
+            if sys.flags.dev_mode or not is_user_error:
                 raise
-            raise SystemExit(f"error: {_sentence(error)}") from error
+            raise SystemExit(f"error: {_message(error)}") from error
 
 
-def _sentence(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, MemoryError):  # usually has no message
         return f"not enough memory ({error})" if str(error) else "not enough memory"
     return str(error)
 
 
-def _let_another_speak(is_sentence: bool) -> None:
+def _wait_for_torchrun(is_user_error: bool) -> None:
     """Give torchrun time to end this process because another one failed first.
 
     The first process waits only before a stack trace: that error may be a consequence of the other
@@ -64,17 +64,17 @@ def _let_another_speak(is_sentence: bool) -> None:
     """
     if (rank := launched_rank()) is not None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(_PATIENCE if rank else 0 if is_sentence else _PATIENCE / 3)
+        time.sleep(_TORCHRUN_GRACE_S if rank else 0 if is_user_error else _TORCHRUN_GRACE_S / 3)
 
 
-def _flush_if_read() -> None:
+def _flush_stdout() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError as error:
-        _end_unread(error)
+        _exit_broken_pipe(error)
 
 
-def _end_unread(error: BrokenPipeError) -> NoReturn:
+def _exit_broken_pipe(error: BrokenPipeError) -> NoReturn:
     """Exit because the reader of stdout has gone, for example `head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(
@@ -82,7 +82,7 @@ def _end_unread(error: BrokenPipeError) -> NoReturn:
     ) from error  # the status of other commands that SIGPIPE ends
 
 
-def _nobody_reads() -> bool:
+def _reader_is_gone() -> bool:
     """Whether stdout is a pipe whose reader has gone."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)

@@ -55,7 +55,7 @@ class Processes:
         return self.rank == 0
 
     @property
-    def is_first_here(self) -> bool:
+    def is_local_main(self) -> bool:
         """Whether this is the first process on its machine; the others share its disks."""
         return os.environ.get("LOCAL_RANK", "0") == "0"
 
@@ -177,7 +177,7 @@ def start_processes(
         else:
             dist.init_process_group("gloo")
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+            Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     host_group = cast(Any, dist.new_group(backend="gloo")) if world_size > 1 else None
     mesh = None
     if context > 1:
@@ -191,9 +191,9 @@ def start_processes(
     processes.leave()
 
 
-def _end_with(launcher: int) -> None:
+def _exit_with_parent(parent_pid: int) -> None:
     """Send SIGTERM to this process once torchrun has died, since torchrun can no longer do it."""
-    while os.getppid() == launcher:
+    while os.getppid() == parent_pid:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from training.checkpoint.choice import last_good
+from training.checkpoint.choice import good_checkpoint_hint
 from training.checkpoint.saver import CheckpointSaver
 from training.distributed import Processes, local_tensor
 
@@ -201,32 +201,34 @@ def check_validation(
         return
     saver.finish()
     # The last step taken has ruined the weights.
-    good = last_good(run, step - finite.skipped_in_a_row())
+    good = good_checkpoint_hint(run, step - finite.skipped_in_a_row())
     raise FloatingPointError(
         f"{ruined}={losses[ruined]} at step {step} is not finite. Lower optim.lr or raise "
         f"optim.warmup_steps; {good}"
     )
 
 
-def check_skipped(window: Window, most: int, saver: CheckpointSaver, run: Path, step: int) -> None:
+def check_skipped(
+    window: Window, max_skipped: int, saver: CheckpointSaver, run: Path, step: int
+) -> None:
     """End the run if too many consecutive steps were skipped; the error names a good checkpoint.
 
     Args:
         window: statistics of the last steps.
-        most: run.max_skipped.
+        max_skipped: run.max_skipped.
         saver: finishes its pending writes first.
         run: folder of the run.
         step: number of steps so far.
 
     Raises:
-        FloatingPointError: the last `most` steps or more were skipped.
+        FloatingPointError: the last `max_skipped` steps or more were skipped.
     """
-    if window.in_a_row < most:
+    if window.in_a_row < max_skipped:
         return
     saver.finish()
-    good = last_good(run, step - window.in_a_row)
+    good = good_checkpoint_hint(run, step - window.in_a_row)
     raise FloatingPointError(
         f"the last {window.in_a_row} steps up to step {step} were skipped because their loss or "
-        f"gradient is not finite (run.max_skipped={most}). Lower optim.lr, raise "
+        f"gradient is not finite (run.max_skipped={max_skipped}). Lower optim.lr, raise "
         f"optim.warmup_steps, or inspect these samples; {good}"
     )

@@ -240,7 +240,7 @@ class Muon(AdamW):
         means = before.lerp(grads, 1 - momentum)
         rows, columns = weights[0].shape
         scale = _RMS * max(rows, columns) ** 0.5
-        update = orthogonalised(grads.lerp(means, momentum)).to(grads.dtype) * (lr * scale)
+        update = orthogonalize(grads.lerp(means, momentum)).to(grads.dtype) * (lr * scale)
         values = torch.stack(weights)
         after = values * (1 - lr * group["weight_decay"]) - update
         if skip is not None:  # a skipped step may contain values that are not finite
@@ -258,7 +258,7 @@ class Muon(AdamW):
             cache.mark_written(weight for _, weight in casts)
 
 
-def orthogonalised(x: Tensor) -> Tensor:
+def orthogonalize(x: Tensor) -> Tensor:
     """Approximate U V^T of the singular value decomposition x = U S V^T, in bfloat16.
 
     Uses a quintic Newton-Schulz iteration; resulting singular values are between 0.7 and 1.2.

@@ -94,7 +94,7 @@ class StepProfiler:
             # Annotations span kernels that are already counted.
             if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation
         ]
-        parts = add_up(kernels, self._n_steps)
+        parts = sum_by_part(kernels, self._n_steps)
         idle = step_ms - sum(part.ms for part in parts.values())
         return [
             ("the whole step", step_ms, 1.0),
@@ -149,7 +149,7 @@ def part_of(kernel: str) -> str:
     return next((part for part, names in PARTS.items() if re.search(names, kernel)), REST)
 
 
-def add_up(kernels: Iterable[tuple[str, float, int]], steps: int) -> dict[str, Part]:
+def sum_by_part(kernels: Iterable[tuple[str, float, int]], steps: int) -> dict[str, Part]:
     """Mean time and launches by part of a step, from kernel names, milliseconds and launches."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name, ms, launches in kernels:
@@ -179,12 +179,13 @@ def time_by_part(
         step()
         torch.cuda.synchronize()  # so that exactly these steps are counted
 
-    parts = add_up(recorded(synchronized_step, ProfilerActivity.CUDA, steps, warmup), steps)
+    kernels = profile_events(synchronized_step, ProfilerActivity.CUDA, steps, warmup)
+    parts = sum_by_part(kernels, steps)
     busy = sum(part.ms for part in parts.values())
     return {**parts, IDLE: Part(max(0.0, step_ms - busy), 0)}
 
 
-def recorded(
+def profile_events(
     step: Callable[[], object], activity: ProfilerActivity, steps: int, warmup: int
 ) -> list[tuple[str, float, int]]:
     """Events of `steps` steps, after `warmup` others, counted by PyTorch's profiler.
@@ -233,7 +234,7 @@ class Stopwatch:
             self._untimed_tokens = tokens
             self._start()
         else:
-            self._tokens_here += tokens
+            self._interval_tokens += tokens
 
     def expect_compilation(self) -> None:
         """Exclude the next step from timing, as the first one: it will compile."""
@@ -259,16 +260,16 @@ class Stopwatch:
 
     def _start(self) -> None:
         self._wait()
-        self._tokens_here, self._started = 0, time.perf_counter()
+        self._interval_tokens, self._started = 0, time.perf_counter()
 
     def _stop(self) -> None:
         self._wait()
         seconds = time.perf_counter() - self._started
-        if self._tokens_here == 0:  # two pauses in a row, or only the first step
+        if self._interval_tokens == 0:  # two pauses in a row, or only the first step
             return
-        self._tokens += self._tokens_here
+        self._tokens += self._interval_tokens
         self._seconds += seconds
-        scale = 1 + self._untimed_tokens / self._tokens_here
+        scale = 1 + self._untimed_tokens / self._interval_tokens
         self._untimed_tokens = 0
         self.gpu_hours += seconds * scale * self._n_processes / 3600
 

@@ -59,7 +59,7 @@ def if_interrupted(
 
 
 @contextmanager
-def signals_raised() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt for SIGINT, SIGTERM, SIGHUP and SIGUSR1, and record the signal.
 
     All processes of torchrun do the same. If one of them simply died in the middle of a collective,
@@ -94,7 +94,7 @@ def signals_raised() -> Iterator[None]:
         # ignored: it forwards each to processes that already received it, and kills slow ones.
         for other in before:
             signal.signal(other, signal.SIG_DFL if launched_rank() is None else signal.SIG_IGN)
-        end_by(number)
+        stop_by_signal(number)
 
     for number in before:
         signal.signal(number, stop)
@@ -124,7 +124,7 @@ def deferred_signals() -> Iterator[Callable[[], int | None]]:
         _deferred = None
 
 
-def end_by(number: int) -> NoReturn:
+def stop_by_signal(number: int) -> NoReturn:
     """End the command as if this signal had just arrived."""
     _received.append(number)
     raise KeyboardInterrupt
@@ -135,7 +135,7 @@ def is_stop(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or bool(_received)
 
 
-def end_stopped(error: BaseException) -> NoReturn:
+def exit_stopped(error: BaseException) -> NoReturn:
     """Print the message of the signal that ended the command, and exit."""
     number = _received[0] if _received else signal.SIGINT
     if not _printed:

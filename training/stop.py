@@ -41,12 +41,12 @@ class Stop:
         self._processes = processes
         self._signal: Callable[[], int | None] | None = None
         self._exchange: tuple[dist.Work, torch.Tensor] | None = None
-        self._held = ExitStack()
+        self._stack = ExitStack()
 
     def watch(self) -> None:
         """Defer signals from now on, because there is something to save."""
         if self._signal is None:
-            self._signal = self._held.enter_context(deferred_signals())
+            self._signal = self._stack.enter_context(deferred_signals())
 
     def look(self) -> None:
         """Check whether a process received a signal.
@@ -83,7 +83,7 @@ class Stop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._held.close()
+        self._stack.close()
 
 
 @contextmanager
@@ -98,8 +98,8 @@ def lock_run_dir(run: Path, processes: Processes) -> Iterator[None]:
         ValueError: another process is training there, or the folder cannot belong to a run.
         OSError: the folder cannot be created or opened.
     """
-    with ExitStack() as held:
-        processes.main_does(lambda: _lock(run, held))
+    with ExitStack() as stack:
+        processes.main_does(lambda: _lock(run, stack))
         yield
 
 
@@ -112,8 +112,8 @@ def check_folder(run: Path) -> None:
     # With both files it is a run. A single one may belong to another program.
     if all((run / name).exists() for name in (RUN_CONFIG, METRICS)):
         return
-    here, home, resolved = Path.cwd(), Path(os.path.expanduser("~")).resolve(), run.resolve()
-    if resolved in (here, *here.parents, home, *home.parents):
+    cwd, home, resolved = Path.cwd(), Path(os.path.expanduser("~")).resolve(), run.resolve()
+    if resolved in (cwd, *cwd.parents, home, *home.parents):
         problem = "is the current folder, a home folder, or a parent of one"
     elif (run / MANIFEST).exists():
         problem = "contains prepared data"
@@ -124,11 +124,11 @@ def check_folder(run: Path) -> None:
     )
 
 
-def _lock(run: Path, held: ExitStack) -> None:
+def _lock(run: Path, stack: ExitStack) -> None:
     check_folder(run)
     is_new = not run.exists()
     run.mkdir(parents=True, exist_ok=True)
-    held.enter_context(
+    stack.enter_context(
         lock_folder(
             run,
             f"run.out_dir={run} is in use by another training process. Wait for it, stop it, or "
@@ -138,7 +138,7 @@ def _lock(run: Path, held: ExitStack) -> None:
     remove_unfinished_files(run)
     clear_unfinished(run)
     if is_new:  # a run that is refused for its configuration or data leaves no folder behind
-        held.callback(_remove_if_empty, run)
+        stack.callback(_remove_if_empty, run)
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -29,7 +29,7 @@ class Task(Protocol):
     n_shapes: int
     """Number of batch shapes that the model gets; each is compiled separately."""
 
-    def take_weights(self, run: Path) -> tuple[str, int | None]:
+    def load_initial_weights(self, run: Path) -> tuple[str, int | None]:
         """Load the weights of another run.
 
         Returns:

@@ -47,7 +47,7 @@ command_line.time.sleep = sleep
 FAILS = """
 import sys
 from training import command_line
-command_line._PATIENCE = %r
+command_line._TORCHRUN_GRACE_S = %r
 with command_line.errors_as_sentences():
     raise %s("too long")
 """

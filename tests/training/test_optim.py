@@ -11,7 +11,7 @@ from training.optim import (
     Muon,
     learning_rate,
     make_optimizer,
-    orthogonalised,
+    orthogonalize,
     set_learning_rate,
 )
 
@@ -116,13 +116,13 @@ def test_steps_are_those_of_pytorchs() -> None:
 @pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16), (1, 9, 9)])
 def test_singular_values_end_near_one(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
-    y = orthogonalised(x).float()
+    y = orthogonalize(x).float()
     values = torch.linalg.svdvals(y)
     assert values.min() > 0.6 and values.max() < 1.3
     u, _, v = torch.linalg.svd(x, full_matrices=False)
     near = u @ v
     assert ((y - near).norm() / near.norm()) < 0.35
-    assert orthogonalised(torch.zeros(1, 4, 4)).abs().max() == 0
+    assert orthogonalize(torch.zeros(1, 4, 4)).abs().max() == 0
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_gradients_are_divided() -> None:

@@ -15,9 +15,9 @@ from training.profiling import (
     WARM_UP,
     StepProfiler,
     Stopwatch,
-    add_up,
     part_of,
-    recorded,
+    profile_events,
+    sum_by_part,
     time_by_part,
 )
 
@@ -123,7 +123,7 @@ def test_parts(kernel, part):
 
 def test_times_and_launches_are_of_one_step():
     kernels = [("attn_fwd_kernel", 6.0, 24), ("attn_bwd_kernel", 9.0, 24), ("memset", 1.0, 2)]
-    assert add_up(kernels, steps=2) == {"attention": (7.5, 24), REST: (0.5, 1)}
+    assert sum_by_part(kernels, steps=2) == {"attention": (7.5, 24), REST: (0.5, 1)}
 
 
 def test_what_is_counted_is_the_steps_after_the_warmup_and_no_whole_step():
@@ -134,7 +134,7 @@ def test_what_is_counted_is_the_steps_after_the_warmup_and_no_whole_step():
         n = next(sizes)
         return x[:n, :n] @ x[:n, :n] if n == 8 else x[:n].exp()
 
-    events = recorded(step, ProfilerActivity.CPU, steps=3, warmup=2)
+    events = profile_events(step, ProfilerActivity.CPU, steps=3, warmup=2)
     counts = {name: count for name, _, count in events}
     assert counts["aten::mm"] == 3
     assert "aten::exp" not in counts

@@ -42,7 +42,7 @@ NOTES = """
 import sys, time
 from training import signals
 from training.command_line import errors_as_sentences
-from training.signals import end_by, if_interrupted, deferred_signals
+from training.signals import stop_by_signal, if_interrupted, deferred_signals
 signals._ECHO = 0.3
 saved = False
 with (
@@ -56,7 +56,7 @@ with (
     print("noted", flush=True)
     time.sleep(%f)
     saved = %r
-    end_by(noted())
+    stop_by_signal(noted())
 """
 CLOSED = """
 import os, sys

@@ -10,7 +10,7 @@ from training.checkpoint.folders import (
     CHECKPOINTS,
     checkpoint_folder,
     checkpoints,
-    forget_saved,
+    clear_last_saved,
     last_saved,
     latest_checkpoint,
     step_of,
@@ -21,7 +21,7 @@ from training.distributed import Processes
 from training.metrics import METRICS, read_metrics
 
 
-def best_of(folders: Collection[Path]) -> Path | None:
+def best_checkpoint(folders: Collection[Path]) -> Path | None:
     """Checkpoint with the lowest validation loss; None if no checkpoint has one."""
     losses = {f: loss for f in folders if (loss := Checkpoint.val_loss(f)) is not None}
     return min(losses, key=lambda folder: (losses[folder], folder), default=None)
@@ -40,7 +40,7 @@ def chosen_checkpoint(run: Path, choice: str | int | None = None) -> Path:
     existing = checkpoints(run)
     chosen = existing[-1] if existing else None
     if choice == "best":
-        chosen = best_of(existing)
+        chosen = best_checkpoint(existing)
     elif choice is not None and str(choice).isdecimal():
         folder = checkpoint_folder(run, int(choice))
         chosen = folder if folder in existing else None
@@ -79,7 +79,7 @@ def find_resume_checkpoint(
         newest = latest_checkpoint(run)
         if newest is None:
             _check_never_saved(run, config.save_every)
-            forget_saved(run)
+            clear_last_saved(run)
         if newest is None or config.resume == "auto":
             return newest, []
         if config.resume == "never":
@@ -136,7 +136,7 @@ def _free_name(folder: Path) -> Path:
     return next(path for path in chain([first], numbered) if not path.exists())
 
 
-def last_good(run: Path, first_skipped: int) -> str:
+def good_checkpoint_hint(run: Path, first_skipped: int) -> str:
     """Sentence that names the newest checkpoint followed by a step before the first skipped one.
 
     Weights may be ruined before a step is skipped, so later checkpoints may contain ruined weights.

@@ -49,7 +49,7 @@ def latest_checkpoint(run: Path) -> Path | None:
     return next(reversed(checkpoints(run)), None)
 
 
-def note_saved(checkpoint: Path) -> None:
+def record_last_saved(checkpoint: Path) -> None:
     """Record a checkpoint as the last saved one of its run."""
     run = checkpoint.parent.parent
     write_atomically(run / LAST_SAVED, f"{checkpoint.name}\n".encode())
@@ -70,12 +70,12 @@ def last_saved(run: Path) -> str | None:
     return name
 
 
-def forget_saved(run: Path) -> None:
+def clear_last_saved(run: Path) -> None:
     """Delete the record of the last checkpoint saved in this folder."""
     (run / LAST_SAVED).unlink(missing_ok=True)
 
 
-def keep_only(run: Path, kept: Collection[Path]) -> None:
+def delete_except(run: Path, kept: Collection[Path]) -> None:
     """Delete all checkpoints of a run except those `kept`; links stay, as the user made them."""
     for old in checkpoints(run):
         if old not in kept and not old.is_symlink():

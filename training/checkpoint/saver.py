@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from data.files import identity
-from training.checkpoint.choice import best_of
+from training.checkpoint.choice import best_checkpoint
 from training.checkpoint.contents import (
     MODEL,
     OPTIMIZER,
@@ -24,7 +24,7 @@ from training.checkpoint.contents import (
     process_state,
     write_checkpoint,
 )
-from training.checkpoint.folders import checkpoints, keep_only, note_saved, step_of
+from training.checkpoint.folders import checkpoints, delete_except, record_last_saved, step_of
 from training.distributed import Processes, full_tensor
 
 
@@ -175,7 +175,7 @@ class CheckpointSaver:
 
     def _write(self, progress: Progress) -> None:
         try:
-            note_saved(
+            record_last_saved(
                 write_checkpoint(self._run, progress, self._must_match, self._config, self._copies)
             )
         except OSError:
@@ -188,6 +188,6 @@ class CheckpointSaver:
         good = [folder for folder in existing if (step_of(folder) or 0) < self._good_before]
         kept = [*existing[len(good) :], *good[-self._keep_last :]]
         if self._keep_best:
-            best = best_of(good)
+            best = best_checkpoint(good)
             kept += [] if best is None else [best]
-        keep_only(self._run, kept)
+        delete_except(self._run, kept)

@@ -73,14 +73,14 @@ class ClassifyConfig:
         folders = [Path(path) for path in self.data.training_paths]
         missing = [folder for folder in folders if not (folder / MANIFEST).is_file()]
         if missing:
-            subject, pronoun = f"data.path={missing[0]} is", "it"
+            problem = f"data.path={missing[0]} is not prepared; make it with"
             if missing != [Path(self.data.path)]:
-                subject, pronoun = (
-                    f"{len(missing)} folders of data.path and data.phases are",
-                    "them",
+                problem = (
+                    f"{len(missing)} folders of data.path and data.phases are not prepared; make "
+                    "them with"
                 )
             commands = "\n  ".join(command_for(folder) for folder in missing)
-            raise FileNotFoundError(f"{subject} not prepared; make {pronoun} with:\n  {commands}")
+            raise FileNotFoundError(f"{problem}:\n  {commands}")
         for folder in folders:
             Manifest.load(folder)
 

@@ -55,7 +55,7 @@ def make_model(config: ClassifyConfig) -> AnyModel:
     return TokenPredictor(config.model, causal=config.objective == "causal")
 
 
-def load_first_weights(
+def load_initial_weights(
     folder: Path, model: AnyModel, choice: str | int | None = None
 ) -> tuple[str, int | None]:
     """Load the best weights of another run, or those of one of its checkpoints, into `model`.

@@ -73,8 +73,8 @@ class ClassificationTask:
         self._activations = partial(autocast, config.run.dtype, device)
         self._best: tuple[int, float] | None = None
 
-    def take_weights(self, run: Path) -> tuple[str, int | None]:
-        return start.load_first_weights(run, self.model, self._config.run.init_checkpoint)
+    def load_initial_weights(self, run: Path) -> tuple[str, int | None]:
+        return start.load_initial_weights(run, self.model, self._config.run.init_checkpoint)
 
     def open(self, run: Path, first_step: int) -> None:
         self._run, self._has_all_steps = run, first_step == 0

@@ -23,7 +23,7 @@ from training.tasks import config_of
 def check_vocabulary(config: TrainConfig, stream: TokenStream) -> None:
     """Check that the data's tokenizer fits the model and is the one stored with the data.
 
-    With run.init_from the model may have more ids than the tokenizer; `load_first_weights` then
+    With run.init_from the model may have more ids than the tokenizer; `load_initial_weights` then
     compares the tokenizers themselves.
     """
     tokenizer = stream.manifest.tokenizer
@@ -90,7 +90,7 @@ def make_batches(
     return MixedBatches(corpora, Mixture(weights, config.run.seed))
 
 
-def load_first_weights(
+def load_initial_weights(
     folder: Path,
     model: GPT,
     stream: TokenStream,

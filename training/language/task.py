@@ -59,7 +59,8 @@ class LanguageTask:
             )
             for name, stream in validation.items()
         }
-        streams = [*validation.values(), *self._streams.values()] if processes.is_first_here else []
+        streams = [*validation.values(), *self._streams.values()]
+        streams = streams if processes.is_local_main else []  # one process per machine verifies
         # In the background, as a terabyte takes minutes to read.
         self._verified = InBackground(lambda: [stream.verify() for stream in streams])
         self.model = GPT(config.model)
@@ -71,9 +72,9 @@ class LanguageTask:
             autocast, config.run.dtype, processes.device, cache_casts=weights_stay(self.model)
         )
 
-    def take_weights(self, run: Path) -> tuple[str, int | None]:
+    def load_initial_weights(self, run: Path) -> tuple[str, int | None]:
         choice = self._config.run.init_checkpoint
-        return start.load_first_weights(run, self.model, self._stream, self._processes, choice)
+        return start.load_initial_weights(run, self.model, self._stream, self._processes, choice)
 
     def open(self, run: Path, first_step: int) -> None:
         if self._processes.is_main:

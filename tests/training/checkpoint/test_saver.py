@@ -80,7 +80,7 @@ def test_a_best_one_that_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
     def denied(folders):
         raise PermissionError(f"{folders} cannot be read")
 
-    monkeypatch.setattr(module, "best_of", denied)
+    monkeypatch.setattr(module, "best_checkpoint", denied)
     with pytest.raises(OSError, match="cannot be read"):
         save(tmp_path, 10, model, optimizer, keep_last=1, keep_best=True, val_loss=2.0)
     assert names(tmp_path) == [5, 10]

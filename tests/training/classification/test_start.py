@@ -12,7 +12,7 @@ from model.token_predictor import TokenPredictor
 from tests.experiments.tiny_lra import TINY, make_tasks
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import save_best
-from training.classification.start import AnyModel, load_first_weights, make_model, must_match
+from training.classification.start import AnyModel, load_initial_weights, make_model, must_match
 
 OBJECTIVES = ("labels", "masked", "causal")
 
@@ -49,7 +49,7 @@ def test_same_objective_takes_all(tmp_path: Path, objective: str, pooling: str):
         made(f"model.pooling={pooling}", seed=seed, objective=objective) for seed in (1, 2)
     )
     assert not same(first, second)
-    load_first_weights(kept(tmp_path / "run", first), second)
+    load_initial_weights(kept(tmp_path / "run", first), second)
     assert same(first, second)
 
 
@@ -59,7 +59,7 @@ def test_labels_take_all_but_the_head_from_tokens(tmp_path: Path, objective: str
     head = ("head_in", "head_out")
     first = made("model.pooling=max", "model.n_classes=2", seed=1, objective=objective)
     second, drawn = (made("model.pooling=mean_max", seed=2) for _ in range(2))
-    load_first_weights(kept(tmp_path / "run", first), second)
+    load_initial_weights(kept(tmp_path / "run", first), second)
     assert same(second.head_in, drawn.head_in) and same(second.head_out, drawn.head_out)
     for name, weight in first.classifier.state_dict().items():
         assert name.startswith(head) or torch.equal(second.state_dict()[name], weight)
@@ -71,7 +71,7 @@ def test_learned_positions_of_tokens_grow_gridwise(tmp_path: Path, objectives: t
     first, second = made(seed=1, objective=objectives[0]), made(
         "model.grid_width=16", "model.context_length=256", seed=2, objective=objectives[1]
     )  # fmt: skip
-    load_first_weights(kept(tmp_path / "run", first), second)
+    load_initial_weights(kept(tmp_path / "run", first), second)
     grown = second.pos_emb if objectives[1] == "labels" else second.classifier.pos_emb
     small = first.classifier.pos_emb.view(8, 8, -1)
     assert torch.equal(grown.view(16, 16, -1)[::2, 1::2], small)
@@ -94,14 +94,14 @@ def test_all_else_is_strict(
 ):
     run = kept(tmp_path / "run", made(objective=first))
     with pytest.raises(ValueError, match=rf"has another model: .*{differing}") as error:
-        load_first_weights(run, made(*overrides, objective=second))
+        load_initial_weights(run, made(*overrides, objective=second))
     assert "its objective unless this run has objective=labels" in str(error.value)
 
 
 def test_a_gpt_gives_no_weights(tmp_path: Path):
     (tmp_path / "config.yaml").write_text(Path("configs/quickstart.yaml").read_text())
     with pytest.raises(ValueError, match="but is one of a GPT"):
-        load_first_weights(tmp_path, made())
+        load_initial_weights(tmp_path, made())
 
 
 def test_a_checkpoint_is_of_one_objective(tmp_path: Path):

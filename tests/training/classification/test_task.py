@@ -21,7 +21,7 @@ from tests.training_runs import losses, stop_after
 from training.checkpoint.folders import latest_checkpoint
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import TEST_LOGITS, read_best, save_best
-from training.classification.start import load_first_weights
+from training.classification.start import load_initial_weights
 from training.metrics import read_metrics
 
 from train import main  # isort: skip
@@ -215,7 +215,7 @@ def test_learned_positions_grow_gridwise(config: Path, tmp_path: Path):
     model = Classifier(
         read_config(ClassifyConfig, [str(config), *options, "model.grid_width=32"]).model
     )
-    load_first_weights(tmp_path / "run", model)
+    load_initial_weights(tmp_path / "run", model)
     grown = model.pos_emb.view(16, 2, 16, 2, -1)
     for row in range(2):
         for column in range(2):
