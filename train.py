@@ -343,9 +343,7 @@ class Trainer:
         self.saver.confirm(self.step + 1)  # validated, and no step follows
         self.saver.finish()
         if self.profiler is not None and self.profiler.unfinished():
-            self.log.say(
-                f"run.profile={self.config.run.profile}: no profile: too few steps left in this run"
-            )
+            self.log.say("no profile (run.profile): too few steps left in this run")
         result = self.task.finish(self.compiled, self.validated, self.stop)
         self.saver.check()
         self.record(result)

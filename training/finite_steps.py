@@ -20,7 +20,7 @@ from training.checkpoint.choice import good_checkpoint_hint
 from training.checkpoint.saver import CheckpointSaver
 from training.distributed import Processes, local_tensor
 
-_NAMED = 16
+_MAX_LISTED = 16
 """Skipped steps whose numbers are recorded between two readings; further ones are only counted."""
 
 
@@ -76,7 +76,7 @@ class FiniteSteps:
         # A CUDA graph writes to these tensors: they must exist before capture, and never move.
         self._sums = zeros(len(names), dtype=torch.float32)
         self._step, self._taken, self._skipped, self._in_a_row = (zeros() for _ in range(4))
-        self._numbers = zeros(_NAMED)
+        self._numbers = zeros(_MAX_LISTED)
         self._grad_norm = zeros(dtype=torch.float32)
         self.kept = {
             "sums": self._sums,
@@ -106,9 +106,9 @@ class FiniteSteps:
         self.optimizer.step()
         is_skipped = skip > 0
         self._sums += torch.where(is_skipped, 0.0, stacked)
-        slot = self._skipped.clamp(max=_NAMED - 1).view(1)
-        is_named = is_skipped & (self._skipped < _NAMED)
-        number = torch.where(is_named, self._step, self._numbers.gather(0, slot))
+        slot = self._skipped.clamp(max=_MAX_LISTED - 1).view(1)
+        is_listed = is_skipped & (self._skipped < _MAX_LISTED)
+        number = torch.where(is_listed, self._step, self._numbers.gather(0, slot))
         self._numbers.scatter_(0, slot, number)
         self._step += 1
         self._taken += ~is_skipped

@@ -83,7 +83,8 @@ class StepProfiler:
             + [f"{ms:10.2f} {calls:8.1f}  {name}" for name, ms, calls in lines]
         )
         text.write_text(table + "\n", encoding="utf-8")
-        return f"{table}\nprofile: {text}; trace: {trace} (open in ui.perfetto.dev or chrome://tracing)"
+        viewers = "ui.perfetto.dev or chrome://tracing"
+        return f"{table}\nprofile: {text}; trace: {trace} (open in {viewers})"
 
     def _parts(self, step_ms: float) -> list[tuple[str, float, float]]:
         """Milliseconds and launches of kernels by purpose, and the idle time."""

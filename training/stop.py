@@ -58,14 +58,14 @@ class Stop:
             return
         number = self._signal() or 0
         if self._processes.world_size > 1:
-            before, largest = self._exchange, torch.tensor(number)
+            previous, largest = self._exchange, torch.tensor(number)
             group = self._processes.host_group
             work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=group, async_op=True)
             assert work is not None
             self._exchange, number = (work, largest), 0
-            if before is not None:
-                before[0].wait()
-                number = int(before[1])
+            if previous is not None:
+                previous[0].wait()
+                number = int(previous[1])
         if number:
             raise Stopped(number)
 

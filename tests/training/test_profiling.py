@@ -68,7 +68,7 @@ def test_a_run_tells_where_its_time_goes(run, capsys) -> None:
 
 def test_a_run_that_is_too_short_says_so(run, capsys) -> None:
     run("run.profile=2")
-    assert "run.profile=2: no profile: too few steps" in capsys.readouterr().out
+    assert "no profile (run.profile): too few steps left" in capsys.readouterr().out
 
 
 def test_a_run_that_ends_while_it_is_watched_leaves_no_profiler_on(tmp_path) -> None:

@@ -90,8 +90,8 @@ def find_resume_checkpoint(
         intact = newest_intact(run)
         if intact is None:
             raise ValueError(
-                f"run.resume=previous needs an intact checkpoint, and {run} has none. Copy them "
-                "again, or choose another run.out_dir to start again"
+                f"run.resume=previous needs an intact checkpoint, and {run} has none. Copy its "
+                "checkpoints again, or choose another run.out_dir to start again"
             )
         return intact, rename_damaged(run, intact)
 

@@ -82,9 +82,8 @@ class ClassificationTask:
             # Left by an earlier start without a checkpoint, which may have had other settings.
             (run / BEST).unlink(missing_ok=True)
         best = best_so_far(run)
-        if (
-            best is not None and best[0] <= first_step
-        ):  # otherwise it is of a step that will be repeated
+        # Weights of a later step are ignored: this start will repeat that step.
+        if best is not None and best[0] <= first_step:
             self._best = best
 
     def describe(self) -> str:
