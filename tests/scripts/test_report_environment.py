@@ -27,7 +27,7 @@ def test_needs_neither_triton_nor_a_gpu():
     assert facts["torch"].startswith(torch.__version__)
     assert facts["attention"].startswith("sdpa, ")
     assert facts["triton"] == "not supported: the package triton is not installed"
-    assert facts["hopper"].startswith("not supported: q is on cpu")
+    assert facts["hopper"].startswith("not supported: q.device=cpu")
 
 
 def test_every_implementation_says_whether_it_serves_the_call():
