@@ -1,4 +1,4 @@
-"""What all tests share: interpreted kernels, a seed, our own packages on the path, tiny models."""
+"""Setup shared by all tests: interpreted kernels, seed, import check and tiny models."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def other_corpus(corpus, tmp_path_factory):
-    """Other sentences in other documents, by the tokenizer of `corpus`."""
+    """Different sentences and documents, tokenized with the tokenizer of `corpus`."""
     folder = tmp_path_factory.mktemp("other")
     for name, count in (("train", 1), ("val", 11)):
         lines = [
@@ -129,7 +129,7 @@ def run(make_run, tmp_path):
 
 @pytest.fixture
 def waits_for_saves(monkeypatch):
-    """Training goes on when a checkpoint is written, so that a test knows what is on disk."""
+    """Make training wait until each checkpoint is written, so that a test knows what is on disk."""
     from training.checkpoint.saver import CheckpointSaver
 
     save = CheckpointSaver.save
@@ -143,7 +143,7 @@ def waits_for_saves(monkeypatch):
 
 @pytest.fixture(scope="session")
 def make_gpt2():
-    """Make tiny GPT-2s of transformers, with weights that bend every nonlinearity."""
+    """Make tiny GPT-2 models of transformers, with weights that exercise every nonlinearity."""
     from transformers import GPT2Config, GPT2LMHeadModel  # takes seconds
 
     def make(**options):

@@ -1,4 +1,4 @@
-"""docs/api.md says what the docstrings say, and leaves out no name that papilio.kernels exports."""
+"""docs/api.md matches the docstrings and covers every name that papilio.kernels exports."""
 
 import importlib
 import re
@@ -20,9 +20,9 @@ def test_every_public_name_is_on_the_page() -> None:
 
 
 def test_imports_of_the_page_work() -> None:
-    found = IMPORT.findall(PAGE.read_text())
-    assert len(found) == sum("." not in n for names in NAMES.values() for n in names.split())
-    for module, name in found:
+    imports = IMPORT.findall(PAGE.read_text())
+    assert len(imports) == sum("." not in n for names in NAMES.values() for n in names.split())
+    for module, name in imports:
         assert getattr(importlib.import_module(module), name).__doc__
 
 

@@ -1,4 +1,4 @@
-"""The pages for contributors name what exists, and GitHub can read the issue forms."""
+"""Pages for contributors name existing files and commands; GitHub can read the issue forms."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""What the documents point to is there, and the numbers that follow from the code do follow."""
+"""Links in the documents resolve, and numbers that follow from the code are current."""
 
 import ast
 import math
@@ -22,11 +22,11 @@ LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
 
 
 def relative_links(document: Path) -> list[tuple[str, Path]]:
-    """(text, target) of each link and picture that leads into this checkout."""
-    found = LINK.findall(document.read_text())
+    """(text, target) of each link and picture that points into this checkout."""
+    links = LINK.findall(document.read_text())
     return [
         (text, document.parent / target.partition("#")[0])
-        for text, target in found
+        for text, target in links
         if not re.match(r"https?:|mailto:|#|\.\./\.\./actions/", target)  # GitHub's own pages
     ]
 
@@ -43,7 +43,7 @@ def definitions(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(document):
+def test_links_resolve(document):
     links = relative_links(document)
     assert links
     assert [target for _, target in links if not target.exists()] == []
@@ -65,23 +65,23 @@ def test_the_readme_is_short():
     assert len(text.splitlines()) <= 130 and len(text.encode()) <= 9000
 
 
-def told(document: Path) -> str:
-    """What a page says of our measurements."""
-    text = document.read_text()  # evaluation.md goes on with methods, and papers'
+def measured_part(document: Path) -> str:
+    """The part of a page that reports our measurements."""
+    text = document.read_text()  # evaluation.md ends with methods and papers' numbers
     return text.partition("## Your own runs")[0] if document.name == "evaluation.md" else text
 
 
 def prose(text: str) -> str:
-    """A page without its code, tables, links' targets, and numbers that were not measured."""
+    """Text without code, tables, link targets, and numbers that were not measured."""
     code, target = r"```.*?```|^    .*?$|`.*?`", r"\]\(.*?\)"
-    table = r"<!-- table: .*?<!-- end -->|^\|.*?$"  # generated, a list as well
+    table = r"<!-- table: .*?<!-- end -->|^\|.*?$"  # generated ones may be lists
     others = r"(arXiv|Python)\s[\d.]+"
     return re.sub(f"{code}|{table}|{target}|{others}", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("document", MEASURED, ids=lambda path: path.name)
-def test_measured_numbers_in_prose_stand_in_a_table_of_the_page(document):
-    text = told(document)
+def test_measured_numbers_in_prose_are_in_a_table_of_the_page(document):
+    text = measured_part(document)
     tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
     measured = [float(number) for number in re.findall(r"\d+\.\d+", tables)]
     unknown = []
@@ -94,10 +94,10 @@ def test_measured_numbers_in_prose_stand_in_a_table_of_the_page(document):
 
 @pytest.mark.parametrize("document", MEASURED, ids=lambda path: path.name)
 def test_a_paragraph_has_three_measured_numbers_at_most(document):
-    paragraphs = re.split(r"\n\n|\n- ", prose(told(document)))
+    paragraphs = re.split(r"\n\n|\n- ", prose(measured_part(document)))
     without_intervals = [re.sub(r"\([-\d.]+\s+to\s+[-\d.]+\)", "", p) for p in paragraphs]
-    walls = [p for p in without_intervals if len(re.findall(r"\d+\.\d+", p)) > 3]
-    assert not walls
+    crowded = [p for p in without_intervals if len(re.findall(r"\d+\.\d+", p)) > 3]
+    assert not crowded
 
 
 def test_versions_agree():
@@ -108,7 +108,7 @@ def test_versions_agree():
     assert changes[2] == str(citation["date-released"])
 
 
-def test_densities_are_those_of_the_code():
+def test_densities_match_the_code():
     rows = re.findall(r"^\| ([\d,]+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$",
                       KERNELS.read_text(), re.MULTILINE)  # fmt: skip
     assert len(rows) == 4
@@ -123,7 +123,7 @@ def test_densities_are_those_of_the_code():
         assert counted == pytest.approx([(1 + L) / n, (1 + b * (1 + L)) / (1 + b * n)])
 
 
-def test_butterfly_is_drawn_as_it_is():
+def test_butterfly_drawing_matches_the_layout():
     rows = re.findall(r"^ +([01]{3}) +((?:[#.] ){7}[#.]) +((?:[#.] ){7}[#.]) +(\d)$",
                       KERNELS.read_text(), re.MULTILINE)  # fmt: skip
     assert [int(i, 2) for i, *_ in rows] == list(range(8))

@@ -1,4 +1,4 @@
-"""Imports run down the house, and in no circle."""
+"""Rooms import only from rooms below them, and without cycles."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -21,31 +21,31 @@ MAY_ALSO_IMPORT = {"experiments.reliability": {"scripts"}}  # it opens files wit
 
 
 def imports() -> dict[str, set[str]]:
-    """Of each module of ours, the modules of ours that it imports, inside of functions too."""
+    """Map each of our modules to those it imports, including imports inside functions."""
     files = [ROOT / "train.py", *(f for room in MAY_IMPORT for f in (ROOT / room).rglob("*.py"))]
     names = {f: ".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files}
     modules = {name.removesuffix(".__init__") for name in names.values()}
-    found = {}
+    graph = {}
     for file, name in names.items():
         imported = set()
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                of = package_of(file, node.level) + ([node.module] if node.module else [])
-                below = {".".join([*of, alias.name]) for alias in node.names}
-                imported |= below & modules or {".".join(of)}
-        found[name.removesuffix(".__init__")] = imported & modules
-    return found
+                package = package_of(file, node.level) + ([node.module] if node.module else [])
+                below = {".".join([*package, alias.name]) for alias in node.names}
+                imported |= below & modules or {".".join(package)}
+        graph[name.removesuffix(".__init__")] = imported & modules
+    return graph
 
 
 def package_of(file: Path, level: int) -> list[str]:
-    """The names of the package that an import with so many dots begins at."""
+    """Path of the package that an import with `level` leading dots starts from."""
     return [*file.relative_to(ROOT).parts[:-level]] if level else []
 
 
-def test_kernels_import_their_own_relatively() -> None:
-    """As they are papilio.kernels in a wheel."""
+def test_kernels_use_relative_imports() -> None:
+    """A wheel contains them as papilio.kernels."""
     absolute = [
         (str(file), node.lineno)
         for file in (ROOT / "kernels").rglob("*.py")
@@ -56,17 +56,17 @@ def test_kernels_import_their_own_relatively() -> None:
     assert absolute == []
 
 
-def test_rooms_import_what_lies_below_them() -> None:
+def test_rooms_import_only_rooms_below_them() -> None:
     wrong = [
         (module, other)
         for module, others in imports().items()
         for other in others
-        if (room := module.split(".")[0]) != (of := other.split(".")[0])
-        and of not in MAY_IMPORT[room] | MAY_ALSO_IMPORT.get(module.rpartition(".")[0], set())
+        if (room := module.split(".")[0]) != (target := other.split(".")[0])
+        and target not in MAY_IMPORT[room] | MAY_ALSO_IMPORT.get(module.rpartition(".")[0], set())
     ]
     assert wrong == []
 
 
-def test_there_is_no_circle() -> None:
+def test_imports_have_no_cycle() -> None:
     order = list(TopologicalSorter(imports()).static_order())  # raises CycleError
     assert "kernels.attention" in order

@@ -1,4 +1,4 @@
-"""What docs/reliability.md promises, tried a few times."""
+"""Promises of docs/reliability.md, with a few tries each."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def world(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("part", FEW)
-def test_nothing_is_lost_and_nobody_let_in(world, part):
+def test_every_try_keeps_the_promise(world, part):
     row = FEW[part](world)
     assert row["tries"] > 0
     assert row["failures"] == []

@@ -1,4 +1,4 @@
-"""Shipped configurations train on a CPU: shrunk, and compiled as they ask for or eager."""
+"""Shipped configurations train on a CPU when shrunk, both compiled and eager."""
 
 import functools
 
@@ -30,9 +30,9 @@ KINDS = {
 }
 CASES = [
     *[(name, "aot_eager", 1e-4) for name in KINDS if name != "lra/image"],
-    # much as lra/listops
+    # similar to lra/listops
     pytest.param("lra/image", "aot_eager", 1e-4, marks=pytest.mark.slow),
-    # and C++ code, which takes half a minute each, and draws other numbers for dropout
+    # Inductor writes C++, which takes half a minute each and draws other numbers for dropout
     *[
         pytest.param(name, "inductor", 0.5, marks=pytest.mark.slow)
         for name in ("gpt2_small_1k", "lra/listops")
@@ -42,7 +42,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def data(corpus, tmp_path_factory):
-    """By the first word of a configuration's name, what it is trained on."""
+    """Data paths by the first word of a configuration's name."""
     tasks = tmp_path_factory.mktemp("lra")
     make_tasks(tasks, "listops", "image", "retrieval", "pathfinder32")
     texts = {"gpt2": corpus, "modern": corpus, "quickstart": corpus}
@@ -53,7 +53,7 @@ def data(corpus, tmp_path_factory):
 def test_compiled_and_eager_runs_have_the_same_losses(
     name, backend, rel, data, tmp_path, monkeypatch
 ):
-    """With the attention dropout of the file, whose seeds torch draws alike in both."""
+    """Attention dropout is as in the file: torch draws the same seeds in both runs."""
     monkeypatch.setattr("torch.compile", functools.partial(torch.compile, backend=backend))
     path = data[name.removeprefix("lra/").split("_")[0]]
     for compiled in ("true", "false"):

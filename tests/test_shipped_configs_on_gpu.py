@@ -1,6 +1,6 @@
-"""Shipped configurations train on a GPU as they are: in their own shapes, compiled, on its kernels.
+"""Shipped configurations train unchanged on a GPU: own shapes, compiled, with its kernels.
 
-What they learn from is made up, as long and as full as what they are for. 80 GiB are enough.
+The data is synthetic, with the lengths and densities of the real data. 80 GiB are enough.
 """
 
 import json
@@ -23,9 +23,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 CONFIGS = Path("configs")
 NAMES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
-N_STEPS = 8  # of which the fifth is the first to be replayed as a CUDA graph
-MAX_TOKENS = 2**20  # of a step, where one of the configuration's own would need two GPUs
-LIT_SHARE = 0.08  # of the pixels of a pathfinder's image
+N_STEPS = 8  # the fifth is the first that is replayed as a CUDA graph
+MAX_TOKENS = 2**20  # per step, where the configured batch would need two GPUs
+LIT_SHARE = 0.08  # share of nonzero pixels in a Pathfinder image
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,13 +47,13 @@ def test_trains(name, tmp_path):
         settings += ["data.phases=[]", "data.val_examples=null"]
         make_examples(tmp_path / "data", config["model"])
     train.main([str(CONFIGS / name), *settings])
-    found = losses(tmp_path / "run")
-    assert list(found) == list(range(1, N_STEPS + 1))
-    assert all(math.isfinite(loss) for loss in found.values())
+    step_losses = losses(tmp_path / "run")
+    assert list(step_losses) == list(range(1, N_STEPS + 1))
+    assert all(math.isfinite(loss) for loss in step_losses.values())
 
 
 def make_text(folder: Path) -> None:
-    """Prepare documents of few words, enough for the longest context."""
+    """Prepare documents with a vocabulary of nine words, enough for the longest context."""
     rng = np.random.default_rng(0)
     words = ["the", "cat", "sees", "one", "dog", "that", "hears", "a", "bird"]
     for split, n_documents in (("train", 100), ("val", 20)):

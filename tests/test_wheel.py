@@ -1,4 +1,4 @@
-"""The wheel gives papilio.kernels, and no other name of the checkout."""
+"""The wheel installs papilio.kernels, and no other package of the checkout."""
 
 import re
 import shutil
@@ -23,11 +23,11 @@ for name in ("kernels", "configs", "data", "model", "train", "training", "script
     assert importlib.util.find_spec(name) is None, name
 q, k, v = (torch.randn(1, 64, 2, 16, requires_grad=True) for _ in range(3))
 mask = BlockSparseMask(butterfly(4), block_size=16)
-of = {}
+results = {}
 for impl in ("triton", "reference"):
     out = flash_attention(q, k, v, causal=True, mask=mask, impl=impl)
-    of[impl] = (out, *torch.autograd.grad(out.square().sum(), (q, k, v)))
-for got, expected in zip(*of.values(), strict=True):
+    results[impl] = (out, *torch.autograd.grad(out.square().sum(), (q, k, v)))
+for got, expected in zip(*results.values(), strict=True):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 papilio.register_with_transformers()
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -39,7 +39,7 @@ print(LlamaForCausalLM(config)(torch.arange(8)[None]).logits.shape, papilio.__fi
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: a build leaves folders behind, and takes what is in them."""
+    """Wheel built from a copy: a build leaves folders behind, and packages what is in them."""
     source = tmp_path_factory.mktemp("source")
     for name in BUILT_FROM:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -52,7 +52,7 @@ def pip(*arguments: str | Path) -> None:
     subprocess.run([sys.executable, "-m", "pip", "--quiet", *arguments], check=True)
 
 
-def test_installs_one_name(wheel: Path) -> None:
+def test_installs_one_package(wheel: Path) -> None:
     files = {Path(name) for name in ZipFile(wheel).namelist()}
     folders = {file.parts[0] for file in files}
     assert {name for name in folders if not name.endswith(".dist-info")} == {"papilio"}
@@ -63,7 +63,7 @@ def test_installs_one_name(wheel: Path) -> None:
     assert others == {Path("papilio/__init__.py")}
 
 
-def test_asks_for_no_more_than_attention_needs(wheel: Path) -> None:
+def test_requires_only_what_attention_needs(wheel: Path) -> None:
     with ZipFile(wheel) as content:
         metadata = next(n for n in content.namelist() if n.endswith("METADATA"))
         lines = content.read(metadata).decode().splitlines()
@@ -72,16 +72,16 @@ def test_asks_for_no_more_than_attention_needs(wheel: Path) -> None:
     assert needed == {"torch", "triton", "numpy"}
 
 
-def test_works_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+def test_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
     pip("--python", python, "install", "--no-deps", "--no-index", wheel)
-    # PyTorch and the others of this environment, without what .pth files add to it, the checkout
+    # Share the packages of this environment, but not the checkout, which its .pth files add.
     packages = next(environment.glob("lib/python*/site-packages"))
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    said = {USE: str(environment), README_PROGRAM: "torch.Size([1, 2048, 8, 64])"}
-    for program, words in said.items():
+    outputs = {USE: str(environment), README_PROGRAM: "torch.Size([1, 2048, 8, 64])"}
+    for program, output in outputs.items():
         done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        assert words in done.stdout
+        assert output in done.stdout
