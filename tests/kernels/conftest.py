@@ -1,4 +1,4 @@
-"""What the tests of the attention kernels share."""
+"""Fixtures shared by the tests of the kernels."""
 
 import json
 import os
@@ -14,19 +14,19 @@ from tests.kernels.implementations import IMPLS, attention_by
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out fp32, which the kernels for Hopper never take, rather than skip so many cases."""
+    """Deselect fp32 cases of the Hopper kernels, which never support fp32, without a skip each."""
 
-    def is_refused(item):
+    def is_unsupported(item):
         params = item.callspec.params if hasattr(item, "callspec") else {}
         return params.get("impl") == "hopper" and params.get("dtype") == torch.float32
 
-    config.hook.pytest_deselected(items=[x for x in items if is_refused(x)])
-    items[:] = [x for x in items if not is_refused(x)]
+    config.hook.pytest_deselected(items=[x for x in items if is_unsupported(x)])
+    items[:] = [x for x in items if not is_unsupported(x)]
 
 
 @pytest.fixture(scope="session")
 def device_for():
-    """Where inputs of a dtype go: to the GPU if there is one, as all of bf16 must."""
+    """Device for inputs of a dtype: the GPU if there is one, and always for bf16."""
 
     def choose(dtype):
         return "cuda" if torch.cuda.is_available() or dtype == torch.bfloat16 else "cpu"
@@ -36,7 +36,7 @@ def device_for():
 
 @pytest.fixture(params=IMPLS)
 def impl(request):
-    """The name of the kernels that a test is run with."""
+    """Name of the kernels that a test runs with."""
     return request.param
 
 
@@ -53,10 +53,10 @@ def precise(impl):
 
 @pytest.fixture
 def check(device_for, attention):
-    """Hold the kernels to the error budget: out, lse and the gradients of q, k, v and sinks.
+    """Check out, lse and the gradients of q, k, v and sinks against the error budget.
 
-    Memory comes full of NaN, so that a result that was never written shows. A random gradient goes
-    through lse too. Tensors among the options go where q goes.
+    Empty tensors are filled with NaN, so that a result that was never written shows. lse also gets
+    a random gradient. Options that are tensors are moved to the device of q.
     """
 
     def check_shape(
@@ -78,13 +78,13 @@ def check(device_for, attention):
 
 @pytest.fixture
 def copy_engines(monkeypatch):
-    """Small calls are read by TMA too, in 16 bits and where an operand allows it."""
+    """Read small calls with TMA as well, in 16 bits and where an operand allows it."""
     monkeypatch.setattr("kernels.triton.operands.LEAST_WORK", 1)
 
 
 @pytest.fixture(scope="session")
 def printed_by():
-    """What a program of the tests prints, JSON, where Triton compiles kernels without a GPU."""
+    """Run a program that compiles kernels without a GPU, and return the JSON that it prints."""
 
     def run(*command):
         done = subprocess.run(

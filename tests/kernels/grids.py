@@ -1,8 +1,8 @@
-"""Which shapes, options and dtypes the tests of attention go through: few in the interpreter.
+"""Grids of shapes, options and dtypes for the tests of attention: small in the interpreter.
 
-A GPU tries all combinations, in bf16. The interpreter takes a hundred times as long and has no
-right bf16 products: it tries fp32 and fp16, and of the combinations as many as a fault needs to
-show, which is where two values meet, hardly ever where three do.
+A GPU runs all combinations, in bf16. The interpreter takes a hundred times as long, and its bf16
+products are wrong: it runs fp32 and fp16, and only enough combinations to show a fault. Most
+faults need two values together, hardly any needs three.
 """
 
 import itertools
@@ -18,7 +18,7 @@ INTERPRETED = [torch.float32, torch.float16]
 
 
 def each_pair(**axes):
-    """Parametrize by these arguments and `dtype`: any two values of two arguments meet.
+    """Parametrize by these arguments and `dtype`, covering each pair of values of two arguments.
 
     Args:
         axes: the values of each argument.
@@ -27,7 +27,7 @@ def each_pair(**axes):
 
 
 def each_value(**axes):
-    """Parametrize by these arguments and `dtype`: each value comes up, beside any of the others.
+    """Parametrize by these arguments and `dtype`, covering each value at least once.
 
     Args:
         axes: the values of each argument.
@@ -38,14 +38,14 @@ def each_value(**axes):
 
 
 def each_of(names, interpreted, on_a_gpu):
-    """Parametrize by `names` and by the cases of the interpreter, and those of a GPU."""
+    """Parametrize by `names`, with separate cases for the interpreter and for a GPU."""
     on_a_gpu = [pytest.param(*case, marks=on_gpu, id=_name(names, case)) for case in on_a_gpu]
     interpreted = [pytest.param(*case, id=_name(names, case)) for case in interpreted]
     return pytest.mark.parametrize(names, [*interpreted, *on_a_gpu])
 
 
 def covering_pairs(columns):
-    """Rows of one value a column, in which any two values of two columns stand together."""
+    """Rows of one value per column that cover each pair of values of two columns."""
     rows = list(itertools.product(*(range(len(values)) for values in columns)))
     missing = {pair for row in rows for pair in _pairs(row)}
     chosen = []
@@ -66,11 +66,11 @@ def _parametrize(axes, interpreted):
 
 
 def _name(names, case):
-    """As pytest names a case, but for tuples and dtypes, which it only counts."""
+    """Test id like pytest's, but with tuples and dtypes spelled out instead of numbered."""
 
-    def of_value(name, value):
+    def value_id(name, value):
         if name == "causal":
             return "causal" if value else "full"
         return str(value).removeprefix("torch.").strip("()").replace(", ", "-")
 
-    return "-".join(map(of_value, names, case))
+    return "-".join(map(value_id, names, case))

@@ -1,6 +1,6 @@
-"""Which kernels the tests of attention are run with: the portable ones, and those for Hopper.
+"""Kernels that the tests of attention run with: the portable ones, and those for Hopper.
 
-The latter on a GPU alone, and only for what they serve.
+The Hopper kernels run only on a GPU, and only calls that they support.
 """
 
 import pytest
@@ -11,9 +11,9 @@ IMPLS = ["triton", pytest.param("hopper", marks=pytest.mark.gpu)]
 
 
 def attention_by(impl):
-    """`flash_attention` by these kernels, which returns out and lse.
+    """`flash_attention` with these kernels, returning out and lse.
 
-    A test whose call the kernels for Hopper refuse is skipped with what they say.
+    If the Hopper kernels refuse a call, its test is skipped with their reason.
     """
 
     def attention(q, k, v, **options):

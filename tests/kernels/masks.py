@@ -1,4 +1,4 @@
-"""Block masks at random, and what they mean, element by element."""
+"""Random block masks, and the definition of a block mask element by element."""
 
 import math
 
@@ -12,7 +12,7 @@ from kernels.mask.lists import MaskLists
 def elements(
     mask: BlockSparseMask, seq_q: int, seq_k: int, causal: bool, window_size: int | None
 ) -> Tensor:
-    """(H_m, seq_q, seq_k) bool: the definition, one pair at a time."""
+    """(H_m, seq_q, seq_k) bool: the visible pairs of a mask by its definition."""
     size = mask.block_size
     i = torch.arange(seq_q).unsqueeze(1)
     j = torch.arange(seq_k)
@@ -26,10 +26,10 @@ def elements(
 
 
 def kinds_of(entries: list, blocks: list) -> dict[tuple[int, int, int], str]:
-    """(head, number of the entry, listed block) -> its kind."""
+    """Map (head, number of the entry, listed block) to the kind of the block."""
     kinds = {}
-    for head, of_head in enumerate(entries):
-        for number, begin, full, partial, *_ in of_head:
+    for head, head_entries in enumerate(entries):
+        for number, begin, full, partial, *_ in head_entries:
             kinds |= {(head, number, b): "full" for b in blocks[begin : begin + full]}
             end = begin + full + partial
             kinds |= {(head, number, b): "partial" for b in blocks[begin + full : end]}

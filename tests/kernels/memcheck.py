@@ -1,9 +1,9 @@
-"""Run the kernels over odd shapes and all features, for a memory checker to watch.
+"""Run the kernels over odd shapes and all features under a memory checker.
 
-The portable ones, and on an H100 or H200 those written for it, where they serve the call.
+Runs the portable kernels, and on an H100 or H200 also the Hopper kernels if they support the call.
 
-`make memcheck`, on a machine with a GPU and compute-sanitizer of the CUDA toolkit. Without
-PyTorch's pool of memory, each tensor is an allocation of its own, and a step past its end is seen.
+Use `make memcheck`, on a machine with a GPU and compute-sanitizer of the CUDA toolkit. Without
+PyTorch's caching allocator, each tensor has its own allocation, so an access past its end shows.
 """
 
 import sys
@@ -19,7 +19,7 @@ CUDA = torch.device("cuda")
 
 
 def run(seq_q: int, seq_k: int, head_dim: int, **options: object) -> None:
-    """Forward and backward of 4 heads, in 2 groups."""
+    """Run forward and backward of 4 heads, in 2 groups."""
     q, k, v = (
         torch.randn(2, seq_len, heads, head_dim, dtype=torch.bfloat16, device=CUDA)
         for seq_len, heads in ((seq_q, 4), (seq_k, 2), (seq_k, 2))
@@ -28,7 +28,7 @@ def run(seq_q: int, seq_k: int, head_dim: int, **options: object) -> None:
     for impl in ("triton", "hopper"):
         try:
             out, lse = flash_attention(*leaves, impl=impl, return_lse=True, **options)
-        except ValueError:  # it does not serve the call
+        except ValueError:  # unsupported call
             assert impl == "hopper"
             continue
         torch.autograd.grad(out.sum() + lse[lse.isfinite()].sum(), leaves)
@@ -38,7 +38,7 @@ def run(seq_q: int, seq_k: int, head_dim: int, **options: object) -> None:
 
 def main() -> None:
     for head_dim in (40, 64, 128, 256):
-        # through pointers, and where the head dimension allows it through TMA
+        # through pointers, then through TMA if the head dimension allows it
         for seq_q, seq_k, least_work in ((65, 127, 2**62), (1100, 1030, 1)):
             operands.LEAST_WORK = least_work
             run(seq_q, seq_k, head_dim, causal=True)

@@ -1,4 +1,4 @@
-"""Random tensors, the same on any device, and what they are of."""
+"""Random tensors that are the same on any device, and the dtypes to test."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def random_tensors(
     device: str = "cpu",
     scales: Sequence[float] | None = None,
 ) -> list[Tensor]:
-    """A normal one of each shape, times its scale, drawn on the CPU in float64 and then rounded."""
+    """Normal tensors of these shapes, times `scales`, drawn on the CPU in fp64 and then rounded."""
     generator = torch.Generator().manual_seed(1)
     return [
         (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(device, dtype)

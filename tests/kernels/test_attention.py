@@ -1,7 +1,7 @@
 """The kernels against standard attention: shapes, dtypes, strides and extreme scores.
 
-Interpreted on the CPU in fp32 and fp16 (bf16 products are not right there), compiled on a GPU. What
-comes beside q, k and v is in test_features.py and test_sparse.py.
+Interpreted on the CPU in fp32 and fp16 (its bf16 products are wrong), compiled on a GPU. Options
+besides q, k and v are in test_features.py and test_sparse.py.
 """
 
 from functools import partial
@@ -37,7 +37,7 @@ def test_any_length(check, seq, causal, dtype):
 
 @each_value(lengths=[(128, 256), (128, 255), (255, 128), (256, 128)])
 def test_lengths_of_whole_tiles(check, lengths, dtype):
-    # in full attention, a kernel for whole tiles has no loop with masks
+    # without a causal mask, a kernel for whole tiles has no masked loop
     check(1, *lengths, 2, 1, 16, dtype, softcap=5.0)
 
 
@@ -72,7 +72,7 @@ def test_rows_that_tie_at_the_maximum(device_for, attention, tie, causal, dtype)
     score, tied = tie
     q, k, v = make_qkv(1, 70, 70, 2, 1, 16, dtype=dtype, device=device_for(dtype))
     q = q[:, :1].repeat(1, 70, 1, 1)
-    k[:, -tied:] = q[:, :1, :1] * (score * 4 / q[0, 0, 0].square().sum())  # of head 0
+    k[:, -tied:] = q[:, :1, :1] * (score * 4 / q[0, 0, 0].square().sum())  # scores of head 0
     v = -v.abs()
     check_attention(attention, q, k, v, with_dlse=True, causal=causal)
 
@@ -90,7 +90,7 @@ def test_rows_without_keys_are_zero(device_for, attention, dtype):
 
 
 def strided_qkv(name, dtype, device):
-    """q, k and v as models hand them over, none of them contiguous."""
+    """q, k and v with strides that models produce, none of them contiguous."""
     B, T, H, D = 2, 50, 3, 16
 
     def normal(*shape):
@@ -131,7 +131,7 @@ def test_strides(device_for, attention, name, dtype):
     q, k, v = strided_qkv(name, dtype, device_for(dtype))
     for x in (k, v):
         assert not x.is_contiguous()
-        assert is_described(x) == (FOR_COPY_ENGINES[name] and has_copy_engine(x))
+        assert has_descriptor(x) == (FOR_COPY_ENGINES[name] and has_copy_engine(x))
     check_attention(attention, q, k, v, causal=True, with_dlse=True)
 
 
@@ -139,7 +139,7 @@ def has_copy_engine(x):
     return x.element_size() == 2 and (x.is_cpu or torch.cuda.get_device_capability()[0] >= 9)
 
 
-def is_described(x):
+def has_descriptor(x):
     return not isinstance(operand(x, 16, 16, described=True), tuple)
 
 
@@ -147,9 +147,9 @@ def is_described(x):
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_one_operand_that_copy_engines_cannot_read(device_for, name, dtype):
     q, k, v = make_qkv(2, 50, 50, 3, 3, 16, dtype=dtype, device=device_for(dtype))
-    assert is_described(q) == has_copy_engine(q)
+    assert has_descriptor(q) == has_copy_engine(q)
     odd = torch.randn(2, 50, 3, 24, dtype=dtype, device=q.device)[..., 1:17]
-    assert not is_described(odd)
+    assert not has_descriptor(odd)
     qkv = {"q": q, "k": k, "v": v, name: odd}
     check_attention(triton_attention, **qkv, causal=True, with_dlse=True)
 
@@ -159,7 +159,7 @@ def test_gradients_that_copy_engines_cannot_read(device_for, dtype):
     qkv = make_qkv(2, 50, 50, 3, 3, 16, dtype=dtype, device=device_for(dtype), requires_grad=True)
     out = flash_attention(*qkv, causal=True, impl="triton")
     dout = torch.randn(2, 50, 3, 24, dtype=dtype, device=out.device)[..., 1:17]
-    assert not is_described(dout)
+    assert not has_descriptor(dout)
     grads = torch.autograd.grad(out, qkv, dout, retain_graph=True)
     expected = torch.autograd.grad(out, qkv, dout.contiguous())
     for grad, want in zip(grads, expected, strict=True):
@@ -171,7 +171,7 @@ def test_gradients_of_any_strides(device_for):
     out = flash_attention(*qkv, causal=True, impl="triton")
     expected = standard_attention(*qkv, causal=True)[0]
     one = torch.ones((), device=out.device)
-    # the last dimension not contiguous; the gradient of a sum, one number with all strides 0
+    # a last dimension that is not contiguous; the gradient of a sum, with all strides 0
     for dout in (torch.randn(2, 3, 16, 50).permute(0, 3, 1, 2).to(one), one.expand(out.shape)):
         got = torch.autograd.grad(out, qkv, dout, retain_graph=True)
         want = torch.autograd.grad(expected, qkv, dout, retain_graph=True)
@@ -188,7 +188,7 @@ def test_implementations_agree(device_for, impl, causal):
 
 
 @pytest.mark.parametrize("option", ["causal", "dropout_p", "softcap"])
-def test_an_lse_alone_has_gradients(device_for, option):
+def test_gradients_through_lse_alone(device_for, option):
     q, k, v = make_qkv(1, 33, 33, 2, 1, 16, device=device_for(torch.float32), requires_grad=True)
     options = {"causal": True, "dropout_p": 0.3, "softcap": 2.0}
     options = {option: options[option], "dropout_seed": 3}
@@ -212,5 +212,5 @@ def test_long_sequences(check, seq, causal, head_dim, dtype):
 @on_gpu
 @causal_or_full
 def test_longest_tiles(check, causal):
-    # keys enough for the tiles that only long sequences have
+    # enough keys for the tiles that only long sequences use
     check(1, 300, 8200, 2, 2, 128, torch.bfloat16, causal=causal)

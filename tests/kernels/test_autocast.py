@@ -13,7 +13,7 @@ from tests.kernels.grids import each_of
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SHAPE = (2, 37, 37, 4, 2, 16)
-# Interpreted, kernels have no bf16 products.
+# Interpreted kernels have wrong bf16 products.
 IMPLS = [
     *(("cpu", impl, BF16) for impl in (None, "sdpa", "reference")),
     ("cpu", "triton", FP16),
@@ -41,18 +41,18 @@ def assert_bits(got: list[Tensor], expected: list[Tensor]) -> None:
 @each_of(["device", "impl", "dtype"], IMPLS, ON_GPU)
 @pytest.mark.parametrize("dtypes", [(FP32, FP32, FP32), (FP32, FP32, BF16), (FP16, BF16, FP32)])
 def test_inputs_are_cast(device: str, impl: str | None, dtype: torch.dtype, dtypes: tuple) -> None:
-    """Models that normalise q and k give them in fp32, and v in the dtype of autocast."""
+    """Models that normalize q and k pass these in fp32, and v in the dtype of autocast."""
     qkv = [
         x.to(own)
         for x, own in zip(make_qkv(*SHAPE, dtype=FP32, device=device), dtypes, strict=True)
     ]
     with torch.autocast(device, dtype):
         got = results(qkv, impl=impl)
-        theirs = F.scaled_dot_product_attention(
+        sdpa_out = F.scaled_dot_product_attention(
             *(x.transpose(1, 2) for x in qkv), is_causal=True, enable_gqa=True
         )
     out, *gradients = results([x.to(dtype) for x in qkv], impl=impl)
-    assert got[0].dtype == theirs.dtype == dtype
+    assert got[0].dtype == sdpa_out.dtype == dtype
     assert_bits(got, [out, *(x.to(own) for x, own in zip(gradients, dtypes, strict=True))])
 
 
@@ -65,7 +65,7 @@ def test_a_packed_input_is_cast(device: str, impl: str | None, dtype: torch.dtyp
     assert_bits(got, [out, gradient.float()])
 
 
-def test_fp64_and_what_is_not_under_autocast_stay() -> None:
+def test_fp64_and_calls_outside_autocast_keep_their_dtype() -> None:
     qkv = make_qkv(*SHAPE, dtype=torch.float64, device="cpu")
     with torch.autocast("cpu", BF16):
         assert flash_attention(*qkv).dtype == torch.float64
@@ -77,7 +77,7 @@ def test_fp64_and_what_is_not_under_autocast_stay() -> None:
         flash_attention(qkv[0].float(), *qkv[1:])
 
 
-def test_compiled_it_casts_the_same() -> None:
+def test_compiled_calls_cast_the_same() -> None:
     qkv = make_qkv(*SHAPE, dtype=FP32, device="cpu")
     compiled = torch.compile(flash_attention, backend="aot_eager", fullgraph=True)
     with torch.autocast("cpu", BF16):

@@ -1,4 +1,4 @@
-"""What the queries of a chunk are given, that is theirs in the whole sequence."""
+"""Dropout and masks of a chunk of queries are those of the whole sequence."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.kernels.masks import random_mask
 CHUNKS = [(0, 16), (16, 48), (80, 96)]
 
 
-def test_dropout_of_a_chunk_is_that_of_its_rows():
+def test_dropout_of_a_chunk_matches_its_rows():
     sizes = {"batch": 2, "n_head": 3, "seq_k": 40, "dropout_p": 0.4}
     whole = dropout_keep_mask(2**40 + 1, seq_q=96, **sizes)
     for begin, end in CHUNKS:
@@ -28,7 +28,7 @@ def test_dropout_of_a_chunk_is_that_of_its_rows():
     [("triton", torch.float32, "cpu"), ("reference", torch.float32, "cpu")],
     [(impl, torch.float16, "cuda") for impl in ("triton", "hopper")],
 )
-def test_a_chunk_drops_what_the_whole_drops(impl, dtype, device):
+def test_a_chunk_drops_the_same_elements(impl, dtype, device):
     q, k, v = make_qkv(2, 96, 96, 2, 1, 16, dtype=dtype, device=device, requires_grad=True)
     dropout = {"causal": True, "dropout_p": 0.3, "dropout_seed": 11}
     expected = standard_attention(q, k, v, **dropout)[0]
@@ -56,12 +56,12 @@ def test_parts_of_a_mask():
     dense = mask.to_dense(128, 128).unflatten(2, (4, 32)).unflatten(1, (4, 32))
     for rows, keys in (((0,), (0,)), ((3,), (0, 1, 2, 3)), ((0, 3), (1, 2)), ((1, 2), (2,))):
         (part,) = mask.parts(((rows, keys),), 4, 128)
-        of_part = part.to_dense(32 * len(rows), 32 * len(keys))
-        assert torch.equal(of_part, dense[:, rows][:, :, :, keys].flatten(3).flatten(1, 2))
+        part_dense = part.to_dense(32 * len(rows), 32 * len(keys))
+        assert torch.equal(part_dense, dense[:, rows][:, :, :, keys].flatten(3).flatten(1, 2))
         assert mask.parts((((2,), (2,)), (rows, keys)), 4, 128)[1] is part
 
 
-def test_a_mask_that_is_not_cut_at_its_blocks_is_refused():
+def test_a_mask_cut_within_its_blocks_is_refused():
     mask = BlockSparseMask(butterfly(4), 16)
     with pytest.raises(ValueError, match="8 chunks of 8, which the mask's blocks of 16 do not"):
         mask.parts((((0,), (0,)),), 8, 64)
@@ -71,7 +71,7 @@ def test_a_mask_that_is_not_cut_at_its_blocks_is_refused():
         mask.parts((((0,), (0,)),), 4, 128)
 
 
-def test_compiled_code_takes_the_chunk_of_its_mask():
+def test_compiled_code_uses_the_chunk_of_its_mask():
     @torch.compile(backend="aot_eager", fullgraph=True)
     def attend(q, k, v, mask):
         q, k, v = q[:, 32:64], k[:, :64], v[:, :64]

@@ -20,7 +20,7 @@ LENGTHS = (512, 300, 1000)
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled, and no launch has left counters behind: a graph may need the first."""
+    """Start without compiled code or launch counters: a graph may have to create the first."""
     launch = pytest.importorskip("kernels.hopper.launch")
     torch.compiler.reset()
     monkeypatch.setattr(launch.tile_counters, "_of_stream", {})
@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[[int], dict]] = {
 
 
 def gradients(f: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> list[Tensor]:
-    """What f gives, and the gradients of its inputs, out of reach of the next replay."""
+    """Outputs of f and gradients of its inputs, copied before the next replay."""
     outputs = f(*inputs)
     generator = torch.Generator("cuda").manual_seed(1)
     douts = [torch.randn(x.shape, generator=generator, device="cuda").to(x) for x in outputs]
@@ -58,7 +58,7 @@ def gradients(f: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> list[Ten
 @pytest.mark.parametrize("impl", ["hopper", "triton"])
 @pytest.mark.parametrize("mode", MODES)
 def test_attention(mode: str, impl: str, name: str) -> None:
-    """Three lengths, each often enough that a CUDA graph is warmed up, recorded and replayed."""
+    """Call each of three lengths until a CUDA graph is warmed up, recorded and replayed."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, **options) -> tuple[Tensor, Tensor]:
         return flash_attention(
@@ -75,7 +75,7 @@ def test_attention(mode: str, impl: str, name: str) -> None:
         for _ in range(4):
             torch.compiler.cudagraph_mark_step_begin()
             steps.append(gradients(lambda *x, o=options: compiled(*x, **o), *inputs))
-        # after the graph, which has to make counters and lists of blocks itself
+        # Eager comes last: the graph has to create the counters and block lists itself.
         expected = gradients(lambda *x, o=options: attend(*x, **o), *inputs)
         for got in steps:
             # PyTorch computes the gradient of the sinks, and may fuse its sums
@@ -86,7 +86,7 @@ def test_attention(mode: str, impl: str, name: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_the_other_operators(mode: str) -> None:
-    """The MLP, whose products draw tiles from the same counters, the norm and the loss."""
+    """The MLP, whose gemms take tiles from the same counters, the norm and the loss."""
     C, V = 128, 512
     weights = [
         torch.randn(*shape, device="cuda").mul(0.05).requires_grad_()

@@ -1,4 +1,4 @@
-"""A repeated call skips its checks and choices, and is never served by those of another call."""
+"""Cached decisions: a repeated call skips its checks and choices, a different call never does."""
 
 import gc
 from unittest import mock
@@ -17,7 +17,7 @@ DOC_START = torch.tensor([[0] * 20 + [20] * 20])
 
 @pytest.fixture(autouse=True)
 def decisions(monkeypatch):
-    """The decisions of the test alone."""
+    """Empty cache of decisions for one test."""
     decisions = {}
     monkeypatch.setattr(attention, "_DECISIONS", decisions)
     return decisions
@@ -49,7 +49,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("impl", ["triton", "reference"])
 def test_each_call_has_its_own_options(impl, qkv):
-    for _ in range(2):  # first decided, then remembered
+    for _ in range(2):  # first decided, then cached
         for options in OPTIONS:
             actual = flash_attention(*qkv, **options, impl=impl)
             expected = standard_attention(*qkv, **options)[0]
@@ -71,8 +71,8 @@ def test_gradients_of_a_repeated_call(qkv):
         leaves = [x.clone().requires_grad_() for x in (*qkv, sinks)]
         grads = []
         for function in (flash_attention, standard_attention):
-            given = {"impl": "triton"} if function is flash_attention else {}
-            out = function(*leaves[:3], sinks=leaves[3], causal=True, **given)
+            impl = {"impl": "triton"} if function is flash_attention else {}
+            out = function(*leaves[:3], sinks=leaves[3], causal=True, **impl)
             out = out if isinstance(out, torch.Tensor) else out[0]
             grads.append(torch.autograd.grad(out.square().sum(), leaves))
         torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
@@ -121,8 +121,8 @@ def test_other_tensors_are_decided_again(qkv):
     assert flash_attention(q, k, v, impl="triton").dtype == torch.float32
 
 
-def test_packed_calls_do_not_confuse_options_of_one_value(qkv):
-    """Their options come in any order, and only those that are given."""
+def test_packed_calls_do_not_confuse_options_of_equal_value(qkv):
+    """Packed calls take their options in any order, and key only those that are passed."""
     q, k, v = (x.expand(-1, -1, 2, -1) for x in qkv)
     packed = torch.stack([q, k, v], 2)
     lengths = torch.tensor([11])
@@ -148,7 +148,7 @@ def test_fp64_stays_exact_with_sinks(qkv):
         assert torch.autograd.gradcheck(attend, (q, k, v, sinks))
 
 
-def test_what_only_the_dispatcher_can_serve_goes_through_it(qkv):
+def test_tensors_that_need_the_dispatcher_go_through_it(qkv):
     flash_attention(*qkv, causal=True, impl="triton")
     negative = torch._neg_view(qkv[0])
     actual = flash_attention(negative, *qkv[1:], causal=True, impl="triton")
@@ -166,7 +166,7 @@ def test_what_only_the_dispatcher_can_serve_goes_through_it(qkv):
 
 
 @pytest.mark.parametrize("name", ["sinks", "doc_start"])
-def test_subclasses_see_the_operator_wherever_they_are(name, qkv):
+def test_subclasses_in_any_argument_see_the_operator(name, qkv):
     class Wrapper(torch.Tensor):
         @staticmethod
         def __new__(cls, x):
@@ -177,15 +177,15 @@ def test_subclasses_see_the_operator_wherever_they_are(name, qkv):
 
         @classmethod
         def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-            seen.append(function)
+            functions.append(function)
             unwrap = [x.x if isinstance(x, Wrapper) else x for x in args]
             return function(*unwrap, **(kwargs or {}))
 
-    seen = []
+    functions = []
     x = {"sinks": torch.zeros(2), "doc_start": DOC_START.int()}[name]
     flash_attention(*qkv, **{name: x}, impl="triton")
     flash_attention(*qkv, **{name: Wrapper(x)}, impl="triton")
-    assert torch.ops.papilio.attn_fwd.default in seen
+    assert torch.ops.papilio.attn_fwd.default in functions
 
 
 def test_a_gradient_may_have_any_strides(qkv):
@@ -205,8 +205,8 @@ def test_gradients_with_a_negative_bit(qkv):
     dout, dlse = torch.randn_like(out), torch.randn_like(lse)
     grads = []
     for view in (torch._neg_view, torch.neg):
-        given = view(dout), view(dlse)
-        grads.append(torch.autograd.grad((out, lse), leaves, given, retain_graph=True))
+        douts = view(dout), view(dlse)
+        grads.append(torch.autograd.grad((out, lse), leaves, douts, retain_graph=True))
     torch.testing.assert_close(*grads)
 
 
@@ -217,7 +217,7 @@ def test_a_packed_tensor_and_three_do_not_share_a_decision(qkv):
         torch.testing.assert_close(out, flash_attention(*qkv, causal=True, impl="triton"))
 
 
-def test_decisions_of_a_mask_go_with_it_and_others_are_bounded(qkv, decisions, monkeypatch):
+def test_decisions_are_freed_with_their_mask_and_others_are_bounded(qkv, decisions, monkeypatch):
     monkeypatch.setattr(attention, "_MAX_DECISIONS", 3)
     mask = BlockSparseMask(butterfly(3), 16)
     flash_attention(*qkv, mask=mask, impl="triton")

@@ -1,4 +1,4 @@
-"""Values at the edge of what numbers can hold."""
+"""Values at the limits of their dtypes."""
 
 import math
 
@@ -25,8 +25,8 @@ def test_positions_past_int32_do_not_wrap_around(device_for, impl, beyond):
     assert torch.equal(run(kv_lengths=[beyond, 3]), run(kv_lengths=[7, 3]))
     assert torch.equal(run(kv_lengths=[-beyond, 3]), run(kv_lengths=[0, 3]))
     starts = [[0, 0, 2, beyond, 3], [-beyond, 0, 0, 6, 7]]
-    meant = [[0, 0, 2, 7, 3], [0, 0, 0, 6, 7]]
-    assert torch.equal(run(doc_start=starts), run(doc_start=meant))
+    clamped = [[0, 0, 2, 7, 3], [0, 0, 0, 6, 7]]
+    assert torch.equal(run(doc_start=starts), run(doc_start=clamped))
 
 
 @pytest.mark.parametrize("impl", ["triton", "reference"])
@@ -49,7 +49,7 @@ def test_the_output_has_the_dtype_of_autocast(impl):
         assert flash_attention(q, k, v, impl=impl).dtype == torch.bfloat16
 
 
-def test_a_sink_that_takes_all_is_refused():
+def test_an_infinite_sink_is_refused():
     q, k, v = make_qkv(1, 4, 4, 2, 2, 16, dtype=torch.float32)
     sinks = torch.tensor([0.0, math.inf])
     with pytest.raises(ValueError, match=r"sinks must be below \+inf, .*got \[0.0, inf\]"):

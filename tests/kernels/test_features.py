@@ -1,6 +1,6 @@
-"""What `flash_attention` takes beside q, k and v, one option at a time and several at once.
+"""Options of `flash_attention`, one at a time and several at once.
 
-Against standard attention, as in test_attention.py; block-sparse masks are in test_sparse.py.
+Compared with standard attention, as in test_attention.py. test_sparse.py has block-sparse masks.
 """
 
 import itertools
@@ -24,7 +24,7 @@ TOLERANCE = {
 assert_close = partial(torch.testing.assert_close, **TOLERANCE[torch.float32])
 
 pytestmark = pytest.mark.usefixtures("copy_engines")
-# one token, an odd length, and more queries or keys, so that some rows or columns see nothing
+# one token, an odd length, and more queries or more keys, so that some rows or columns see nothing
 LENGTHS = [(1, 65), (70, 70), (33, 100), (100, 33)]
 
 
@@ -34,7 +34,7 @@ def packed(*lengths, repeat=1):
     return starts.repeat_interleave(torch.tensor(lengths)).int().repeat(repeat, 1)
 
 
-# all of them: whether a bound falls on the edge of a tile depends on all three
+# All combinations: whether a bound falls on the edge of a tile depends on all three.
 @each_value(window=list(itertools.product(CAUSAL_OR_FULL, [1, 2, 33, 10**6], LENGTHS)))
 def test_window(check, window, dtype):
     causal, window_size, lengths = window
@@ -66,14 +66,14 @@ def test_documents(check, name, causal, dtype):
 
 @each_pair(lengths=[(33, 100), (100, 33), (1, 65)], causal=CAUSAL_OR_FULL)
 def test_documents_start_at_key_positions(check, lengths, causal, dtype):
-    # what autoregressive generation has: the last queries of a longer sequence
+    # as in autoregressive generation: the last queries of a longer sequence
     seq_q, seq_k = lengths
     longest = max(seq_q, seq_k)
     doc_start = packed(longest // 3, longest - longest // 3)[:, -seq_q:] + seq_k - longest
     check(1, seq_q, seq_k, 2, 1, 16, dtype, causal=causal, doc_start=doc_start)
 
 
-def test_a_packed_document_is_as_if_alone(device_for, attention, precise):
+def test_a_packed_document_matches_the_document_alone(device_for, attention, precise):
     q, k, v = make_qkv(1, 100, 100, 2, 1, 16, dtype=precise, device=device_for(precise))
     lengths = (33, 1, 66)
     out, lse = attention(q, k, v, causal=True, doc_start=packed(*lengths).to(q.device))
@@ -85,7 +85,7 @@ def test_a_packed_document_is_as_if_alone(device_for, attention, precise):
 @each_pair(lengths=LENGTHS, causal=CAUSAL_OR_FULL)
 def test_padding(check, lengths, causal, dtype):
     seq_q, seq_k = lengths
-    # none, all, and all but the last of a tile
+    # no key, every key, and all but the last key of a tile
     kv_lengths = torch.tensor([0, seq_k, 31], dtype=torch.int32)
     check(3, seq_q, seq_k, 1, 1, 16, dtype, causal=causal, kv_lengths=kv_lengths)
 
@@ -102,7 +102,7 @@ def test_padding_is_hidden(device_for, attention, precise):
         assert_close((out[i : i + 1], lse[i : i + 1]), alone, **TOLERANCE[precise])
 
 
-# of the height of the scores, above them and below
+# sinks at the level of the scores, above it and below
 @each_pair(level=[0.0, 10.0, -10.0], causal=CAUSAL_OR_FULL)
 def test_sinks(check, level, causal, dtype):
     check(1, 70, 70, 2, 1, 16, dtype, causal=causal, sinks=torch.randn(2) + level)
@@ -156,7 +156,7 @@ def test_sinks_of_any_dtype(device_for, dtype):
     assert_close(grad, expected, rtol=1e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
-# standard deviations of the scores: all far below the cap, around it, all cut off by it
+# The scale sets the scores: all far below the cap, around it, or all cut off by it.
 @each_pair(scale=[1e-2, 1.0, 30.0], softcap=[0.5, 30.0])
 def test_softcap(check, softcap, scale, dtype):
     check(1, 70, 70, 2, 1, 16, dtype, causal=True, softcap=softcap, scale=scale)
@@ -171,7 +171,7 @@ def lengths(*numbers):
 
 
 SINKS = torch.tensor([0.5])
-# Each with dropout, and with one another. For T = 70, a batch of 2 and one head.
+# Each option with dropout, and with the others, for T = 70, a batch of 2 and one head.
 COMBINATIONS = {
     "nothing": {},
     "window": {"window_size": 20},
@@ -199,7 +199,7 @@ SEVERAL = [name for name in COMBINATIONS if "," in name or name == "all"]
 
 @each_of(
     ["name", "dropout_p", "dtype"],
-    # one option without dropout has a test of its own above
+    # single options without dropout have tests of their own above
     [(name, 0.3, torch.float16) for name in COMBINATIONS]
     + [(name, 0.0, torch.float32) for name in SEVERAL],
     itertools.product(COMBINATIONS, [0.0, 0.3], [torch.bfloat16]),
@@ -270,14 +270,14 @@ def test_a_nan_in_a_query_stays_in_its_row_and_reaches_its_keys(
         qkv[0][0, 70, 1, 3] = float("nan")
     out, lse = attention(*qkv, causal=True, dropout_p=dropout_p, dropout_seed=0)
     dq, dk, dv = torch.autograd.grad(out.sum(), qkv)
-    hit = torch.zeros(1, 100, 2, dtype=torch.bool, device=out.device)
-    hit[0, 70, 1] = True
-    for of_rows in (out, lse.mT[..., None], dq):
-        assert torch.equal(of_rows.isnan().all(-1), hit)
-        assert torch.equal(of_rows.isnan().any(-1), hit)
-    for of_keys in (dk, dv):
-        assert of_keys[0, :71, 1].isnan().all()
-        assert of_keys[0, :, 0].isfinite().all()
+    nan_rows = torch.zeros(1, 100, 2, dtype=torch.bool, device=out.device)
+    nan_rows[0, 70, 1] = True
+    for row_result in (out, lse.mT[..., None], dq):
+        assert torch.equal(row_result.isnan().all(-1), nan_rows)
+        assert torch.equal(row_result.isnan().any(-1), nan_rows)
+    for key_grad in (dk, dv):
+        assert key_grad[0, :71, 1].isnan().all()
+        assert key_grad[0, :, 0].isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["nothing", *SEVERAL])
@@ -289,7 +289,7 @@ def test_no_option_changes_what_dropout_keeps(device_for, attention, precise, na
     }
     if "doc_start" in options:
         options["doc_start"] = options["doc_start"][:, :64]
-    # with the unit vectors for v, the output is the matrix of probabilities
+    # if v holds the unit vectors, the output is the matrix of probabilities
     v = torch.eye(64, device=q.device, dtype=precise).view(1, 64, 1, 64).repeat(2, 1, 1, 1)
     p, _ = attention(q, k, v, **options, dropout_p=0.4, dropout_seed=7)
     sizes = {"batch": 2, "n_head": 1, "seq_q": 64, "seq_k": 64}
@@ -316,7 +316,7 @@ def test_strides_with_options(device_for, attention, name, layout, dtype):
 
 @pytest.mark.parametrize("impl", ["reference", None])
 @pytest.mark.parametrize("name", COMBINATIONS)
-def test_the_result_is_that_of_every_implementation(device_for, impl, name):
+def test_implementations_agree_with_options(device_for, impl, name):
     q, k, v = make_qkv(2, 70, 70, 1, 1, 16, device=device_for(torch.float32))
     options = {
         key: option.to(q.device) if isinstance(option, torch.Tensor) else option

@@ -1,4 +1,4 @@
-"""transformers on our attention gives what it gives on PyTorch's."""
+"""Models of transformers give the same results on our attention as on PyTorch's."""
 
 import copy
 from functools import partial
@@ -48,7 +48,7 @@ def registered() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("pads", ["none", "left", "right"])
-def test_trains_as_with_sdpa(name: str, pads: str) -> None:
+def test_training_matches_sdpa(name: str, pads: str) -> None:
     theirs, ours = pair(MODELS[name])
     ids = tokens()
     if pads == "none":
@@ -65,11 +65,11 @@ def packed_positions() -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_packed_documents_see_themselves_alone(name: str) -> None:
+def test_packed_documents_see_only_themselves(name: str) -> None:
     theirs, ours = pair(MODELS[name])
     ids, positions = tokens(2), packed_positions()
-    everywhere = torch.ones_like(ids)
-    assert_same_training(theirs, ours, everywhere, input_ids=ids, position_ids=positions)
+    all_tokens = torch.ones_like(ids)
+    assert_same_training(theirs, ours, all_tokens, input_ids=ids, position_ids=positions)
     alone = ours(input_ids=ids[:1, 1:13]).logits
     packed = ours(input_ids=ids, position_ids=positions, use_cache=False).logits
     torch.testing.assert_close(packed[:1, 1:13], alone)
@@ -82,8 +82,8 @@ def test_packed_documents_see_themselves_alone(name: str) -> None:
         ("gpt2", "compiled"),
     ],
 )
-def test_packed_documents_are_apart_in_a_cache(name: str, given: str) -> None:
-    """Which PyTorch's attention in transformers overlooks."""
+def test_packed_documents_stay_apart_with_a_cache(name: str, given: str) -> None:
+    """PyTorch's attention in transformers does not separate these documents."""
     _, ours = pair(MODELS[name])
     ids, positions = tokens(2), packed_positions()
     masks = {"ones": torch.ones_like(ids), "padding": padding(T, T - 3, left=False)}
@@ -99,7 +99,7 @@ def test_packed_documents_are_apart_in_a_cache(name: str, given: str) -> None:
     torch.testing.assert_close(got.logits[where], expected[where])
 
 
-def test_positions_are_read_once_a_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_are_read_once_per_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     _, ours = pair(MODELS["llama"])
     ids, positions = tokens(2), packed_positions()
     n_calls, row_minima = 0, for_transformers._row_minima
@@ -131,7 +131,7 @@ def test_image_tokens_that_share_a_position_see_each_other() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generates_as_with_sdpa(name: str, cache: str) -> None:
+def test_generation_matches_sdpa(name: str, cache: str) -> None:
     theirs, ours = pair(MODELS[name])
     ids, mask = tokens(length=9), padding(9, 2, 5, left=True)[:, -9:]
     keywords = {
@@ -151,7 +151,7 @@ def test_generates_as_with_sdpa(name: str, cache: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_a_prompt_in_two_parts_is_the_prompt(name: str) -> None:
+def test_a_prompt_in_two_parts_matches_the_whole_prompt(name: str) -> None:
     _, ours = pair(MODELS[name])
     ids = tokens()
     first = ours(ids[:, :10], use_cache=True)
@@ -173,7 +173,7 @@ def test_a_model_that_is_not_causal() -> None:
 
 
 def test_softcap_and_sinks() -> None:
-    """Of which PyTorch's attention has none."""
+    """Two options that PyTorch's attention lacks."""
     gemma = partial(
         Gemma2ForCausalLM,
         Gemma2Config(**SIZES, sliding_window=5, attn_logit_softcapping=2.0),
@@ -182,7 +182,7 @@ def test_softcap_and_sinks() -> None:
         GptOssForCausalLM,
         GptOssConfig(**SIZES, sliding_window=5, num_local_experts=2, num_experts_per_tok=1),
     )
-    # PyTorch's grouped products of gpt-oss take no fp64
+    # the grouped matmul of PyTorch that gpt-oss uses does not support fp64
     for make, dtype in ((gemma, torch.float64), (oss, torch.float32)):
         theirs, ours = pair(make, "eager", dtype)
         ids = tokens()
@@ -206,7 +206,7 @@ def test_our_kernels_in_a_model() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_drops_and_recomputing_drops_the_same() -> None:
+def test_dropout_drops_the_same_when_recomputed() -> None:
     _, model = pair(MODELS["gpt2"])
     model.train()
     for block in model.transformer.h:
@@ -231,7 +231,7 @@ def test_dropout_drops_and_recomputing_drops_the_same() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_compiles_whole(device: str) -> None:
+def test_compiles_without_a_graph_break(device: str) -> None:
     model = pair(MODELS["llama"])[1].to(device)
     ids, mask = tokens().to(device), padding(T, 3, 14, left=True).to(device)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -274,7 +274,7 @@ def test_a_mask_is_none_or_linear_in_size() -> None:
     assert torch.equal(bounds[1, 0, :, 0], torch.maximum(rows - 4, torch.tensor(T - 9)).int())
 
 
-def test_refuses_what_it_cannot_serve() -> None:
+def test_unsupported_calls_are_refused() -> None:
     _, model = pair(MODELS["llama"])
     ids = tokens()
     with pytest.raises(ValueError, match="attention_mask has padding between tokens"):
@@ -317,8 +317,8 @@ def test_refuses_an_older_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
-def test_on_a_gpu_as_with_sdpa(name: str) -> None:
-    """In bfloat16, by the kernels that are picked there, no further from fp64 than sdpa is."""
+def test_a_gpu_matches_sdpa(name: str) -> None:
+    """In bf16 with the default kernels, the error against fp64 is comparable to that of sdpa."""
     exact, ours = (model.cuda() for model in pair(MODELS[name]))
     theirs = copy.deepcopy(exact).bfloat16()
     ours = ours.bfloat16()
@@ -326,8 +326,8 @@ def test_on_a_gpu_as_with_sdpa(name: str) -> None:
     results = {}
     for key, model in (("exact", exact), ("theirs", theirs), ("ours", ours)):
         logits = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()].double()
-        found = gradients(model, logits.square().mean())
-        results[key] = [logits, *(gradient.double() for gradient in found.values())]
+        grads = gradients(model, logits.square().mean())
+        results[key] = [logits, *(gradient.double() for gradient in grads.values())]
     for expected, sdpa, got in zip(*results.values(), strict=True):
         assert (got - expected).norm() <= 2 * (sdpa - expected).norm() + 1e-3 * expected.norm()
     keywords = {"attention_mask": mask, "max_new_tokens": 6, "min_new_tokens": 6}

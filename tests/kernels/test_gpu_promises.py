@@ -1,4 +1,4 @@
-"""What the kernels promise and only a GPU can show: equal bits, linear memory, compiled once."""
+"""Promises of the kernels that need a GPU: equal bits, linear memory, no recompilation."""
 
 from functools import partial
 
@@ -63,8 +63,8 @@ def test_a_sequence_has_the_same_bits_in_any_batch(impl, options, gradients_too)
     inputs.append(torch.randn_like(inputs[0]))
     whole = results(*inputs)
     for i in range(5):
-        for all_of_them, alone in zip(whole, results(*(x[i : i + 1] for x in inputs)), strict=True):
-            assert torch.equal(all_of_them[i : i + 1], alone)
+        for batched, alone in zip(whole, results(*(x[i : i + 1] for x in inputs)), strict=True):
+            assert torch.equal(batched[i : i + 1], alone)
 
 
 @pytest.mark.parametrize("pattern", ["dense", "butterfly"])
@@ -86,7 +86,7 @@ def test_memory_is_linear_in_length(attention, pattern):
 
 
 def test_lists_of_a_mask_stay_small():
-    # 64K tokens: 512 blocks and 10 of them a row, far below a bit for each pair of blocks
+    # 64K tokens: 512 blocks, 10 of them in each row; far less than a bit per pair of blocks
     before = torch.cuda.memory_allocated()
     mask = butterfly_mask(65536)
     lists = mask.lists(65536, 65536, causal=True, dq_schedule=True, device="cuda")
@@ -99,13 +99,13 @@ def compiled_kernels():
     from kernels.triton.bwd_dq import attn_bwd_dq_kernel
     from kernels.triton.fwd import attn_fwd_kernel
 
-    # The first entry of a device's caches maps what a kernel was specialised on to its binary.
+    # The first entry of a device's caches maps the specialization of a kernel to its binary.
     device = torch.cuda.current_device()
     kernels = (attn_fwd_kernel, attn_bwd_dq_kernel, attn_bwd_dkdv_kernel)
     return [len(kernel.device_caches[device][0]) for kernel in kernels]
 
 
-# those that are short (kernels/triton/tiles.py), and those that are not
+# lengths that kernels/triton/tiles.py treats as short, and longer ones
 @pytest.mark.parametrize("lengths", [(600, 601, 640, 1000, 1279), (1281, 4097, 8000)])
 @pytest.mark.parametrize("least_work", [1, 2**62], ids=["descriptors", "pointers"])
 @pytest.mark.parametrize("option", ["causal", "documents", "butterfly"])
@@ -148,7 +148,7 @@ def test_no_call_waits_for_the_gpu(attention, used):
         out, lse = attention(*qkv, causal=True, **options)
         (out.sum() + lse.sum()).backward()
 
-    step()  # compiles, and brings the lists of the mask to the GPU
+    step()  # compiles, and copies the lists of the mask to the GPU
     torch.cuda.set_sync_debug_mode("error")
     try:
         step()
@@ -159,8 +159,8 @@ def test_no_call_waits_for_the_gpu(attention, used):
 @pytest.mark.parametrize("operand", ["q", "k", "v", "all"])
 @pytest.mark.parametrize("seq", [1100, 4097])
 @pytest.mark.usefixtures("copy_engines")
-def test_what_the_copy_engine_cannot_read(operand, seq):
-    # one element off a 16-byte boundary, or rows that are no multiple of 16 bytes apart
+def test_operands_that_the_copy_engine_cannot_read(operand, seq):
+    # one element off a 16-byte boundary, or a row stride that is not a multiple of 16 bytes
     def normal(name, offset, columns):
         if operand not in (name, "all"):
             offset, columns = 0, 64

@@ -1,7 +1,7 @@
-"""Rows so far apart that their addresses pass 2^31 elements.
+"""Rows so far apart that their offsets pass 2^31 elements.
 
-Each buffer is 4.3 GB of addresses, of which a few rows are touched: a CPU gives no more than these
-pages, a GPU gives it all.
+Each buffer spans 4.3 GB of addresses, of which a few rows are touched. A CPU allocates only the
+touched pages, a GPU allocates all of it.
 """
 
 import pytest
@@ -39,7 +39,7 @@ def assert_same_as_contiguous(q, k, v, dout):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_tiles_start_past_2_to_the_31(device):
-    # no tile has more than 128 rows, so one starts here or later, with the largest stride allowed
+    # Tiles have at most 128 rows: at the largest stride allowed, one starts at 2^31 or later.
     seq_len = 2**31 // MAX_ROW_STRIDE + 2
     assert seq_len == 128 + 2
     assert_same_as_contiguous(*random_rows(seq_len, MAX_ROW_STRIDE, device, n_tensors=4))
@@ -72,7 +72,7 @@ def test_reach_counts_what_tiles_address():
 
     assert rows_in_reach(meta((2, 128, 1, 64), (2**40, MAX_ROW_STRIDE, 2**40, 1)))
     assert not rows_in_reach(meta((2, 128, 1, 64), (2**40, MAX_ROW_STRIDE + 1, 2**40, 1)))
-    # one row has no second one to reach
+    # with one row there is no second row to reach
     assert rows_in_reach(meta((2, 1, 1, 64), (2**40, 2**40, 64, 1)))
     # heads expanded from one: the rows of q are near, those of its gradient are not
     assert not rows_in_reach(meta((1, 2, 2**18 + 1, 64), (128, 64, 0, 1)))
@@ -80,7 +80,7 @@ def test_reach_counts_what_tiles_address():
 
 @pytest.mark.gpu
 def test_results_past_2_to_the_31():
-    # one head, seen 2^18 times: inputs of a few kilobytes, and 2^31 elements in each result
+    # one head, expanded 2^18 times: inputs of a few kilobytes, and 2^31 elements in each result
     seq_len, n_head = 130, MAX_ROW_STRIDE // HEAD_DIM
     one = torch.randn(4, 1, seq_len, 1, HEAD_DIM, dtype=torch.float16, device="cuda")
     assert_all_heads_are_equal(one, one.expand(-1, -1, -1, n_head, -1))
@@ -88,7 +88,7 @@ def test_results_past_2_to_the_31():
 
 @pytest.mark.gpu
 def test_operands_past_2_to_the_31():
-    # long enough to be read through TMA descriptors, and each head in memory by itself
+    # long enough to be read through TMA descriptors, and each head has memory of its own
     seq_len, n_head = 1024, 2**31 // (1024 * HEAD_DIM) + 1
     one = torch.randn(4, 1, seq_len, 1, HEAD_DIM, dtype=torch.float16, device="cuda")
     many = one.repeat(1, 1, 1, n_head, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# as in a checkout that is not installed: pip's editable finder knows papilio.kernels, too
+# as in a checkout that is not installed: pip's editable finder also resolves papilio.kernels
 NOT_INSTALLED = "import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in str(f)]"
 ONE = """
 import torch, kernels.reference.sdpa, papilio.kernels.reference.sdpa, papilio.kernels.limits
@@ -35,7 +35,7 @@ def test_both_names_are_one_package(names: str) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder with papilio.kernels as a wheel has it."""
+    """Folder with papilio.kernels laid out as in a wheel."""
     shutil.copytree(ROOT / "kernels", tmp_path / "papilio" / "kernels")
     (tmp_path / "papilio" / "__init__.py").touch()
     return tmp_path

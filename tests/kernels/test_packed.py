@@ -1,4 +1,4 @@
-"""Attention of q, k and v in one tensor: what three tensors give, and one gradient."""
+"""Attention of q, k and v in one tensor: the results of three tensors, and one gradient."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ CALLS = {
 
 
 def results(attend, qkv, sinks, **options):
-    """out, and the gradients of qkv and the sinks."""
+    """out, and the gradients of qkv and of the sinks."""
     qkv, sinks = (x.detach().requires_grad_() for x in (qkv, sinks))
     out = attend(qkv, sinks=sinks, **options)
     generator = torch.Generator().manual_seed(1)
@@ -52,7 +52,7 @@ def packed_input(dtype, device, head_dim=16):
 def test_packed_gives_the_same_bits(impl, name, dtype, device, head_dim):
     qkv, sinks = packed_input(dtype, device, head_dim)
     if impl == "hopper" and name == "mask":
-        pytest.skip("blocks of 16 of so short a sequence are for the portable kernels")
+        pytest.skip("only the portable kernels support blocks of 16 in so short a sequence")
     options = {
         key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in CALLS[name].items()
     }
@@ -61,7 +61,7 @@ def test_packed_gives_the_same_bits(impl, name, dtype, device, head_dim):
     assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
 
 
-def test_without_a_kernel_it_is_pytorch_that_serves():
+def test_without_kernels_pytorch_is_used():
     qkv, _ = packed_input(torch.float32, "cpu")
     assert torch.equal(
         flash_attention_packed(qkv, causal=True), unpacked(qkv, causal=True, impl="sdpa")
@@ -69,7 +69,7 @@ def test_without_a_kernel_it_is_pytorch_that_serves():
 
 
 @pytest.mark.parametrize("impl", ["triton", "reference"])
-def test_the_log_sum_exp_is_that_of_three_tensors(impl):
+def test_log_sum_exp_matches_three_tensors(impl):
     qkv, _ = packed_input(torch.float32, "cuda" if torch.cuda.is_available() else "cpu")
     options = {"causal": True, "impl": impl, "return_lse": True}
     actual, expected = flash_attention_packed(qkv, **options), unpacked(qkv, **options)
@@ -77,7 +77,7 @@ def test_the_log_sum_exp_is_that_of_three_tensors(impl):
 
 
 @each_of(["device", "backend"], [("cpu", "aot_eager")], [("cuda", "inductor")])
-def test_torch_compile_takes_it_whole(device, backend):
+def test_compiles_without_a_graph_break(device, backend):
     qkv, sinks = packed_input(torch.float32, device)
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(flash_attention_packed, backend=counter, fullgraph=True)
@@ -100,7 +100,7 @@ def test_operators_are_well_registered(device):
     torch.library.opcheck(operators.attn_packed_bwd.default, inputs)
 
 
-def test_flops_are_those_of_three_tensors():
+def test_flops_match_three_tensors():
     counts = []
     for attend in (flash_attention_packed, unpacked):
         qkv = torch.empty(2, 53, 3, 4, 16, device="meta", requires_grad=True)

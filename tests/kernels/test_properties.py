@@ -1,4 +1,4 @@
-"""Any shape with any options: the kernels against standard attention, chosen by hypothesis."""
+"""Any shape with any options, drawn by hypothesis: the kernels against standard attention."""
 
 from unittest import mock
 
@@ -17,7 +17,7 @@ few, many = (
 
 
 def calls(longest, head_dims):
-    """Keyword arguments of `check`; what hypothesis shrinks to is a short call with no options."""
+    """Keyword arguments of `check`; hypothesis shrinks them to a short call without options."""
     lengths = st.integers(1, longest)
     return st.fixed_dictionaries(
         {
@@ -110,7 +110,7 @@ def test_any_call_on_a_gpu(call):
     check("triton", torch.bfloat16, "cuda", **call)
 
 
-# what the kernels for Hopper do not serve
+# options that the Hopper kernels do not support
 OFF = {"block_size": None}
 
 

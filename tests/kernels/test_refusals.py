@@ -1,4 +1,4 @@
-"""What `flash_attention` refuses, in words that name the argument; and what it falls back to."""
+"""Errors of `flash_attention` that name the argument, and its fallbacks."""
 
 import os
 import re
@@ -108,7 +108,7 @@ SDPA_CANNOT = {
 
 
 @pytest.mark.parametrize("name", SDPA_CANNOT)
-def test_sdpa_says_what_it_cannot_serve(name):
+def test_sdpa_names_unsupported_options(name):
     message = (
         f"impl='sdpa' cannot serve this call: it does not support {name}. impl=None picks an "
         "implementation that can"
@@ -121,7 +121,7 @@ def test_sdpa_says_what_it_cannot_serve(name):
     torch.testing.assert_close(got, expected)
 
 
-def test_sdpa_aligns_a_causal_mask_elsewhere():
+def test_sdpa_refuses_causal_with_unequal_lengths():
     q, k, v = qkv()
     with pytest.raises(ValueError, match="does not support causal with T_q != T_k"):
         flash_attention(q[:, :3], k, v, impl="sdpa", causal=True)
@@ -130,7 +130,7 @@ def test_sdpa_aligns_a_causal_mask_elsewhere():
 
 
 @pytest.mark.gpu
-def test_sdpa_promises_no_repeated_bits_on_a_gpu():
+def test_sdpa_refuses_deterministic_on_a_gpu():
     with pytest.raises(ValueError, match="does not support deterministic=True"):
         flash_attention(*qkv(device="cuda"), impl="sdpa", deterministic=True)
 
@@ -170,7 +170,7 @@ def test_a_dropout_seed_is_an_int_or_a_tensor(device_for, seed, impl):
 
 
 def test_works_without_triton_and_without_a_gpu():
-    # one process for both: what takes its time is to import torch
+    # one process for both, as importing torch takes most of the time
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch; from kernels import flash_attention, triton; x = torch.zeros(1, 4, 1, 16)\n"

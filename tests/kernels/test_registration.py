@@ -1,4 +1,4 @@
-"""What PyTorch knows of the operators: schema, fake, autograd, torch.compile and FLOP counts."""
+"""Registration of the operators: schema, fake, autograd, torch.compile and FLOP counts."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from tests.kernels.grids import each_of
 
 on_gpu = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
-# where to compile, with what: there need be no C++ compiler on a CPU
+# device and backend: a machine without a GPU may have no C++ compiler
 BACKENDS = [("cpu", "aot_eager"), pytest.param("cuda", "inductor", marks=on_gpu)]
 MASK = BlockSparseMask(butterfly(3), 16)  # for 33 to 48 tokens
 DOC_START = torch.tensor([0] * 17 + [17] * 16, dtype=torch.int32)
@@ -90,7 +90,7 @@ def test_a_second_derivative_is_refused():
         dq.sum().backward()
 
 
-def test_features_are_those_of_the_options():
+def test_features_follow_the_options():
     assert AttentionOptions().features == Features()
     assert AttentionOptions(**all_options()).features == Features(
         causal=True, window=True, documents=True, lengths=True, softcap=True, sinks=True,
@@ -154,11 +154,11 @@ def test_compiled_code_serves_other_lengths(device, backend):
         q, k, v = make_qkv(1, seq, seq, 2, 1, 16, device=device)
         expected = flash_attention(q, k, v, causal=True, window_size=9, impl="triton")
         torch.testing.assert_close(f(q, k, v), expected)
-    assert counter.frame_count <= 2  # of one length, and of any
+    assert counter.frame_count <= 2  # once for one length, once for any
 
 
 @pytest.mark.parametrize(("impl", "n_kv_head"), [("sdpa", 2), ("sdpa", 1), ("triton", 1)])
-def test_compiles_whole_with_dynamic_shapes(impl, n_kv_head):
+def test_compiles_with_dynamic_shapes(impl, n_kv_head):
     def f(q, k, v):
         # the comparison is a SymBool where shapes are dynamic
         return flash_attention(q, k, v, causal=q.shape[1] > 24, impl=impl)
@@ -176,8 +176,8 @@ def test_compiles_whole_with_dynamic_shapes(impl, n_kv_head):
 
 
 def flops(seq_q, seq_k, n_kv_head, **options):
-    """Of the forward pass, and of the backward pass, for B = 2, H = 4, D = 16."""
-    # Shapes are all that it takes.
+    """FLOPs of the forward pass and of the backward pass, for B = 2, H = 4, D = 16."""
+    # shapes are enough: nothing is computed
     q, k, v = make_qkv(2, seq_q, seq_k, 4, n_kv_head, 16, device="meta", requires_grad=True)
     with FlopCounterMode(display=False) as forward:
         out = flash_attention(q, k, v, **options, impl="triton")

@@ -1,4 +1,4 @@
-"""Block-sparse attention against standard attention with the layout stretched to elements."""
+"""Block-sparse attention against standard attention with the layout expanded to elements."""
 
 import itertools
 from functools import partial
@@ -66,7 +66,7 @@ def test_layouts(check, name, causal, dtype):
 
 @each_value(blocks=[(16, 33), (32, 64), (64, 65), (128, 130), (256, 40), (256, 257)])
 def test_block_sizes(check, blocks, dtype):
-    # of one head: tiles as large as a block, and several of them within one
+    # one head: tiles as large as a block, and several tiles within a block
     block_size, seq = blocks
     n = -(-seq // block_size)
     layout = torch.ones(n, n, dtype=torch.bool).tril()
@@ -91,9 +91,8 @@ def test_other_queries_than_keys(check, lengths, size, causal, dtype):
 
 @each_of(["dtype"], [(torch.float32,)], [(torch.bfloat16,)])
 def test_a_diagonal_that_cuts_two_blocks_of_a_column(check, dtype):
-    # Tiles that lie past the first block's diagonal must not skip rows of the blocks that follow,
-    # which are not its neighbours; padding makes them all partial. In fp32, for tiles smaller
-    # than a block.
+    # Tiles past the first block's diagonal must not skip rows of the blocks that follow, which are
+    # not its neighbors. Padding makes all blocks partial; fp32 has tiles smaller than a block.
     layout = torch.tensor([[1, 1, 1], [0, 0, 1], [1, 1, 1]], dtype=torch.bool)
     mask = BlockSparseMask(torch.cat((layout, layout[:, :1]), dim=1), 64)
     kv_lengths = torch.tensor([192])
@@ -102,7 +101,7 @@ def test_a_diagonal_that_cuts_two_blocks_of_a_column(check, dtype):
 
 @each_pair(n_mask_head=[1, 4], causal=CAUSAL_OR_FULL)
 def test_grouped_queries(check, n_mask_head, causal, dtype):
-    # heads that share keys have each their own columns to walk, in one order
+    # heads that share keys visit the columns of their own layouts, in one order
     mask = BlockSparseMask(blocks(3, 3, n_head=n_mask_head), 32)
     check(1, 70, 70, 4, 2, 16, dtype, causal=causal, mask=mask)
 
@@ -112,10 +111,10 @@ def test_an_all_true_mask_is_dense_attention(device_for, window_size, causal, dt
     mask = BlockSparseMask(torch.ones(2, 2, dtype=torch.bool), 64)
     qkv = make_qkv(1, 100, 100, 1, 1, 16, dtype=dtype, device=device_for(dtype), requires_grad=True)
     results = []
-    for given in (None, mask):
-        out, lse = triton_attention(*qkv, causal=causal, window_size=window_size, mask=given)
+    for all_true in (None, mask):
+        out, lse = triton_attention(*qkv, causal=causal, window_size=window_size, mask=all_true)
         results.append((out, lse, *torch.autograd.grad(out.square().sum() + lse.sum(), qkv)))
-    # the same tiles, but full ones may come in another order
+    # the same tiles, but full ones may be visited in another order
     torch.testing.assert_close(*results)
 
 
@@ -149,7 +148,7 @@ OPTIONS = {
         (name, dropout_p, dtype)
         for name in OPTIONS
         for dropout_p, dtype in ((0.0, torch.float32), (0.3, torch.float16))
-        # a sink and a cap do not know of blocks
+        # sinks and softcap do not depend on blocks
         if dropout_p > 0 or name not in ("sinks", "softcap")
     ],
     itertools.product(OPTIONS, [0.0, 0.3], [torch.bfloat16]),
@@ -165,7 +164,7 @@ def test_combinations(check, name, dropout_p, dtype):
 )
 def test_a_mask_does_not_change_what_dropout_keeps(device_for, causal, name):
     q, k, _ = make_qkv(1, 70, 70, 2, 2, 128, device=device_for(torch.float32))
-    # with the unit vectors for v, the output is the matrix of probabilities
+    # if v holds the unit vectors, the output is the matrix of probabilities
     v = torch.eye(70, 128, device=q.device).view(1, 70, 1, 128).expand(1, 70, 2, 128)
     mask = BlockSparseMask(LAYOUTS[name], 16)
     dropout = {"dropout_p": 0.4, "dropout_seed": 7}
@@ -190,7 +189,7 @@ def test_rows_and_columns_without_blocks_are_zero(device_for):
     assert (dv[:, 48:64] == 0).all() and dv.any()
 
 
-def test_a_mask_may_lie_elsewhere_and_be_used_again(check):
+def test_a_mask_may_be_on_another_device_and_reused(check):
     mask = BlockSparseMask(butterfly(3), 32)
     for seq_q, seq_k, causal in ((65, 96, True), (96, 65, False), (96, 65, True), (65, 96, True)):
         check(1, seq_q, seq_k, 1, 1, 16, torch.float32, causal=causal, mask=mask)

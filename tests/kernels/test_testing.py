@@ -19,7 +19,7 @@ from kernels.testing import (
 
 
 class _FlashAttention2(torch.autograd.Function):
-    """The second oracle as `check_attention` wants its functions, with faults to put in."""
+    """Second oracle with the signature that `check_attention` takes, and faults to inject."""
 
     fault = ""
 
@@ -90,7 +90,7 @@ def test_budget_finds_faults(monkeypatch: pytest.MonkeyPatch, fault: str, name: 
 
 
 @pytest.mark.parametrize("fault", ["", "no gradient", "of one query", "of the other head"])
-def test_budget_holds_the_gradient_of_sinks(fault: str) -> None:
+def test_budget_covers_the_gradient_of_sinks(fault: str) -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor) -> tuple[Tensor, Tensor]:
         results = standard_attention(q, k, v, sinks=sinks)
         if fault == "no gradient":
@@ -114,7 +114,7 @@ def test_budget_holds_the_gradient_of_sinks(fault: str) -> None:
 
 
 class _FromRoundedOut(torch.autograd.Function):
-    """out in bfloat16; dsinks from the rounded one, as a kernel has it, from all else exactly."""
+    """Round out to bf16; dsinks follows from the rounded out, as in a kernel, all else is exact."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
@@ -124,14 +124,14 @@ class _FromRoundedOut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor]:
-        off, p = ctx.saved_tensors
-        delta = (off * grads[0]).sum(-1).transpose(1, 2)
+        error, p = ctx.saved_tensors
+        delta = (error * grads[0]).sum(-1).transpose(1, 2)
         return grads[0].double(), None, -(p * delta).sum((0, 2))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_budget_lets_dsinks_come_from_a_rounded_out(seed: int) -> None:
-    # of one head, so that plain PyTorch's error is one number, and may be small by chance
+def test_budget_allows_dsinks_from_a_rounded_out(seed: int) -> None:
+    # with one head, plain PyTorch's error is one number, which may be small by chance
     def attention(q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor) -> tuple[Tensor, Tensor]:
         exact_sinks = sinks.double()
         out, lse = standard_attention(q.double(), k.double(), v.double(), sinks=exact_sinks)
@@ -143,7 +143,7 @@ def test_budget_lets_dsinks_come_from_a_rounded_out(seed: int) -> None:
 
 
 class _DqFromRoundedOut(torch.autograd.Function):
-    """out in bfloat16; what that does to delta goes to q, times scale and the one key."""
+    """Round out to bf16; the error of delta goes into dq, times scale and the one key."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, q: Tensor, key: Tensor, scale: float) -> Tensor:
@@ -154,14 +154,14 @@ class _DqFromRoundedOut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        off, key = ctx.saved_tensors
-        delta = (off * grads[0]).sum(-1, keepdim=True)
+        error, key = ctx.saved_tensors
+        delta = (error * grads[0]).sum(-1, keepdim=True)
         return grads[0].double(), -ctx.scale * delta * key, None, None
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_budget_lets_dq_come_from_a_rounded_out(seed: int) -> None:
-    # dropout keeps 1.25 times the value of the one key, or nothing: dq is 0, in plain PyTorch too
+def test_budget_allows_dq_from_a_rounded_out(seed: int) -> None:
+    # dropout keeps 1.25 times the value of the one key, or nothing: dq is 0, also in plain PyTorch
     def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         out, lse = standard_attention(q.double(), k.double(), v.double(), **options)
         out = _DqFromRoundedOut.apply(out, q.double(), k.double(), 0.25)
@@ -179,9 +179,9 @@ def test_budget_message_and_infinities() -> None:
         with pytest.raises(AssertionError, match="lse: max error"):
             assert_within_budget(torch.tensor(wrong).half(), half, exact, factor=2.0, name="lse")
     # a reference that overflowed leaves no budget, rather than an infinite one
-    overflown = torch.tensor([math.inf, -math.inf])
+    overflowed_half = torch.tensor([math.inf, -math.inf])
     with pytest.raises(AssertionError, match="budget inf"):
-        assert_within_budget(half, overflown, exact, factor=2.0, name="lse")
+        assert_within_budget(half, overflowed_half, exact, factor=2.0, name="lse")
     with pytest.raises(AssertionError, match="shape"):
         assert_within_budget(half[:1], half, exact, factor=2.0, name="lse")
 

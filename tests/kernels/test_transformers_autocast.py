@@ -27,8 +27,8 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# Which attention of transformers itself serves the family: "sdpa", or "eager" where there is a
-# softcap or sinks, which PyTorch's scaled_dot_product_attention lacks.
+# The attention of transformers to compare with: "sdpa", or "eager" for families with a softcap or
+# sinks, which PyTorch's scaled_dot_product_attention lacks.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("Llama", "sdpa", HEADS),
     "mistral": ("Mistral", "sdpa", {**HEADS, "sliding_window": 16}),
@@ -89,7 +89,7 @@ def two_losses(model: PreTrainedModel) -> Tensor:
 
 @each_device
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_under_autocast_as_with_pytorch(family: str, device: str) -> None:
+def test_a_step_under_autocast_matches_pytorch(family: str, device: str) -> None:
     peer = FAMILIES[family][1]
     expected = two_losses(model_on(device, peer, family))
     got = two_losses(model_on(device, "papilio", family))

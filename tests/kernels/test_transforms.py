@@ -1,4 +1,4 @@
-"""torch.func and forward-mode AD: right, or refused in a sentence that says what to use."""
+"""torch.func and forward-mode AD: correct, or refused with an error that says what to use."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,21 +41,21 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("function", ["linear", "gelu_mlp", "linear_cross_entropy"])
 @pytest.mark.parametrize("name", DERIVATIVES)
-def test_operators_refuse_derivatives_of_transforms(function: str, name: str) -> None:
+def test_operators_refuse_derivatives_by_transforms(function: str, name: str) -> None:
     message = f"{function} does not support {name}: use torch.autograd.grad, or "
     with pytest.raises(RuntimeError, match=message):
         DERIVATIVES[name](partial(rows_of, function), ROWS)
 
 
 @pytest.mark.parametrize("function", ["linear", "gelu_mlp", "linear_cross_entropy"])
-def test_operators_serve_vmap(function: str) -> None:
+def test_operators_support_vmap(function: str) -> None:
     several = torch.stack([ROWS, ROWS + 1])
     expected = torch.stack([rows_of(function, x) for x in several])
     torch.testing.assert_close(torch.vmap(partial(rows_of, function))(several), expected)
 
 
 @pytest.mark.parametrize("impl", [None, "reference", "unfused"])
-def test_attention_of_pytorch_serves_transforms(impl: str | None) -> None:
+def test_pytorch_attention_supports_transforms(impl: str | None) -> None:
     q, k, v = make_qkv(1, 9, 9, 2, 2, 16, dtype=torch.float64, requires_grad=True)
 
     def f(q: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def test_attention_of_pytorch_serves_transforms(impl: str | None) -> None:
     torch.testing.assert_close(torch.vmap(f)(several), torch.stack([f(q), f(2 * q)]))
 
 
-def test_sinks_may_be_those_of_vmap() -> None:
+def test_sinks_can_be_batched_by_vmap() -> None:
     x, sinks = torch.randn(1, 9, 2, 16), torch.randn(2, 2)
 
     def f(sinks: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tiny models of transformers, and how their training is compared."""
+"""Tiny models of transformers, and a comparison of their training."""
 
 import copy
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def pair(
     reference: str = "sdpa",
     dtype: torch.dtype = torch.float64,
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """The same model on the reference and on ours."""
+    """The same model with the reference attention and with ours."""
     theirs = make().to(dtype).eval()
     ours = copy.deepcopy(theirs)
     theirs.set_attn_implementation(reference)
@@ -64,7 +64,7 @@ def tokens(batch: int = B, length: int = T) -> Tensor:
 
 
 def padding(*lengths: int, left: bool) -> Tensor:
-    """(B, T) int64, 1 at a token."""
+    """Attention mask (B, T) int64: 1 at a token, 0 at padding."""
     position = torch.arange(T).expand(len(lengths), T)
     n = torch.tensor(lengths)[:, None]
     return (position >= T - n if left else position < n).long()
@@ -72,20 +72,20 @@ def padding(*lengths: int, left: bool) -> Tensor:
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    return {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
+    grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return {n: g for n, g in zip(parameters, grads, strict=True) if g is not None}
 
 
 def assert_same_training(
     theirs: nn.Module, ours: nn.Module, where: Tensor, **inputs: Tensor
 ) -> None:
-    """The same logits at `where`, and from a loss there the same gradient of each parameter."""
-    found, results = [], []
+    """Assert equal logits at `where`, and equal gradients of a loss on these logits."""
+    grads, results = [], []
     for model in (theirs, ours):
         logits = model(**inputs, use_cache=False).logits[where.bool()]
         results.append(logits)
-        found.append(gradients(model, logits.square().mean()))
+        grads.append(gradients(model, logits.square().mean()))
     torch.testing.assert_close(results[1], results[0])
-    assert found[0].keys() == found[1].keys() and len(found[0]) > 10
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, msg=lambda m, n=name: f"{n}: {m}")
+    assert grads[0].keys() == grads[1].keys() and len(grads[0]) > 10
+    for name, gradient in grads[0].items():
+        torch.testing.assert_close(grads[1][name], gradient, msg=lambda m, n=name: f"{n}: {m}")
