@@ -156,7 +156,7 @@ def test_sinks_of_any_dtype(device_for, dtype):
     assert_close(grad, expected, rtol=1e-2 if dtype == torch.bfloat16 else 2e-3)
 
 
-# The scale sets the scores: all far below the cap, around it, or all cut off by it.
+# scale: standard deviation of the scores, far below the cap, around it, or all cut off by it
 @each_pair(scale=[1e-2, 1.0, 30.0], softcap=[0.5, 30.0])
 def test_softcap(check, softcap, scale, dtype):
     check(1, 70, 70, 2, 1, 16, dtype, causal=True, softcap=softcap, scale=scale)

@@ -1,4 +1,4 @@
-"""Groups of processes, for the tests that ask for them."""
+"""Process groups, for the tests that request them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Processes of a group that call functions for a test: started once, for many calls."""
+"""Process groups that run functions for tests: started once, for many calls."""
 
 import multiprocessing
 import pickle
@@ -18,14 +18,14 @@ _FORKS.set_forkserver_preload(["torch", "kernels.context.interface"])
 
 
 class Processes:
-    """A group of processes; on GPUs, each has one. A call that fails ends them, and says why."""
+    """A process group, with a GPU for each process if on GPUs. A failed call ends all processes."""
 
     def __init__(self, size, *, on_gpus=False):
         self.size, self._on_gpus = size, on_gpus
-        self._started = {}  # by the pipe that leads to each
+        self._started = {}  # pipe -> process
 
     def call(self, function, *arguments):
-        """What function(context, *arguments) returns in each process, in the order of the ranks."""
+        """Run function(context, *arguments) in each process, and return the results by rank."""
         if not self._started:
             self._start()
         for pipe in self._started:
@@ -47,19 +47,19 @@ class Processes:
         self._folder = TemporaryDirectory()
         for rank in range(self.size):
             ours, theirs = _FORKS.Pipe()
-            given = (rank, self.size, str(Path(self._folder.name) / "store"), self._on_gpus, theirs)
-            process = _FORKS.Process(target=_serve, args=given, daemon=True)
+            args = (rank, self.size, str(Path(self._folder.name) / "store"), self._on_gpus, theirs)
+            process = _FORKS.Process(target=_serve, args=args, daemon=True)
             process.start()
             theirs.close()
             self._started[ours] = process
 
-    def _give_up(self, why):
+    def _give_up(self, reason):
         self.close()
-        return why
+        return reason
 
     def close(self):
         for process in self._started.values():
-            process.kill()  # it may wait for one that failed
+            process.kill()  # it may be waiting for one that failed
             process.join()
         if self._started:
             self._folder.cleanup()
@@ -84,6 +84,6 @@ def _serve(rank, size, store, on_gpus, pipe):
         function, arguments = pickle.loads(pipe.recv_bytes())
         try:
             answer = ("", function(context, *arguments))
-        except BaseException:  # noqa: BLE001  # which ends a test, not this process
+        except BaseException:  # noqa: BLE001  # fails the test, not this process
             answer = (f"rank {rank}: {traceback.format_exc()}", None)
         pipe.send_bytes(pickle.dumps(answer))

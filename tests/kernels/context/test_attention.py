@@ -1,4 +1,4 @@
-"""Attention that processes share, against that of one: outputs and gradients."""
+"""Attention sharded over processes against attention in one: outputs and gradients."""
 
 import pytest
 import torch
@@ -20,11 +20,11 @@ def packed(*lengths):
 
 
 def documents_of(tokens):
-    """doc_start (B, T) by name, for chunks of 16 or of 8 tokens where T is 64."""
+    """doc_start (B, T) by name, for chunks of 16 or of 8 tokens if T is 64."""
     quarter = tokens // 4
     at_borders = packed(quarter, quarter, tokens - 2 * quarter)
     within = packed(3, quarter, 1, tokens - quarter - 4)
-    # the last one leaves the first chunks unseen
+    # the last document does not see the first chunks
     late = packed(tokens - quarter - 1, quarter + 1)
     one_each = packed(*[1] * tokens)
     in_no_order = torch.randint(
@@ -95,7 +95,7 @@ def test_dense(processes, method, name):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_the_ring_does_not_serve(processes, name):
+def test_options_that_the_ring_does_not_support(processes, name):
     check_exactly(processes, 64, None, OTHERS[name])
 
 
@@ -104,7 +104,7 @@ def test_masks_and_dropout(processes, name):
     check_exactly(processes, 128, None, MASKED[name], n_kv_head=4)
 
 
-# each step of the ring has a part of it; of some nothing is left
+# each step of the ring uses a part of the mask; some parts are empty
 BY_RING = {
     **{name: MASKED[name] for name in MASKED if "dropout" not in name and "window" not in name},
     "near": {"mask": BlockSparseMask(sliding_window(8, 1), 16)},
@@ -128,7 +128,7 @@ def test_chunks_of_one_token(processes, method, documents):
 
 
 def under_autocast(context, method):
-    """`results` of q and k in fp32 and v in bf16 under autocast, and of all three cast before."""
+    """`results` under autocast of q and k in fp32 and v in bf16, and `results` of all in bf16."""
     qkv = make_qkv(1, 32, 32, 2, 2, 8, dtype=torch.float32)
     casts = [x.bfloat16() for x in qkv]
 
@@ -148,12 +148,12 @@ def test_autocast_casts_the_inputs(two, method):
 
 
 @pytest.mark.parametrize("tokens", [64, 65])
-def test_a_window_of_all_tokens_is_none(two, tokens):
+def test_a_window_of_all_tokens_is_ignored(two, tokens):
     check_exactly(two, 64, "ring", {"window_size": tokens})
 
 
 def packed_results(context, sizes, options):
-    """`results` of views of one tensor (B, T / P, 3, H, D), put together again: out and dqkv."""
+    """out and dqkv of views of one packed tensor (B, T / P, 3, H, D), unsharded."""
     qkv = torch.stack(make_qkv(*sizes, dtype=torch.float64), 2)
 
     def attend(qkv):
@@ -181,8 +181,8 @@ def test_views_of_a_packed_tensor(processes, method):
 
 
 def in_two_groups(context, sizes, options):
-    """Ranks 0 and 2 share sequences, and ranks 1 and 3 do: `whole_results`."""
-    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # which all processes must make
+    """`whole_results` of two groups: ranks 0 and 2, and ranks 1 and 3."""
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]  # all processes must create both
     pair = ContextGroup(groups[context.rank % 2])
     assert (pair.rank, pair.size) == (context.rank // 2, 2)
     with pytest.raises(ValueError, match="process_group must include this process"):
@@ -202,7 +202,7 @@ def test_groups_side_by_side(four, method):
         torch.testing.assert_close(tuple(actual), expected, rtol=0, atol=1e-10)
 
 
-# The interpreter is slow: few tokens, and what the reference cannot show of the kernels
+# The interpreter is slow: few tokens, and only cases where the reference cannot replace kernels.
 KERNELS = {
     "causal": ("ring", {}),
     "documents": ("ring", {"doc_start": packed(9, 30, 25)}),

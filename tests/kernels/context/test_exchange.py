@@ -1,4 +1,4 @@
-"""What each rank sends comes to the next one: by the driver between GPUs, and by a collective."""
+"""Data of each rank reaches the next one, by driver copies between GPUs or by a collective."""
 
 from itertools import pairwise
 from unittest import mock
@@ -31,31 +31,31 @@ def four_gpus():
     processes.close()
 
 
-def with_buffers(wanted):
-    """Whether GPUs have receive buffers, or exchange by NCCL."""
-    return mock.patch.object(exchange, "MAX_RECEIVE_BUFFER", 2**30 if wanted else 0)
+def with_buffers(enabled):
+    """Let GPUs exchange through receive buffers, or through NCCL."""
+    return mock.patch.object(exchange, "MAX_RECEIVE_BUFFER", 2**30 if enabled else 0)
 
 
 def payload(rank, shape, dtype, device):
-    """What this rank sends: no two ranks the same."""
+    """Data that this rank sends, different for each rank."""
     return (torch.arange(2 * shape[1], device=device) + 1000 * rank).to(dtype).view(shape)
 
 
-def go_round(context, kind, shape, dtype, buffers=True):
-    """All that comes by is that of the ranks before, the nearest first."""
+def pass_around(context, kind, shape, dtype, buffers=True):
+    """Pass data around the ring: it arrives from the nearest previous rank first."""
     device = device_of(context, kind)
-    own = at_hand = payload(context.rank, shape, dtype, device)
+    own = received = payload(context.rank, shape, dtype, device)
     with with_buffers(buffers):
         for i in range(1, context.size):
-            at_hand = post(context, at_hand, i % 2).wait()
+            received = post(context, received, i % 2).wait()
             source = (context.rank - i) % context.size
-            assert torch.equal(at_hand, payload(source, shape, dtype, device))
+            assert torch.equal(received, payload(source, shape, dtype, device))
             assert torch.equal(own, payload(context.rank, shape, dtype, device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_goes_round(processes, dtype):
-    processes.call(go_round, "cpu", (2, 7), dtype)
+def test_data_goes_around(processes, dtype):
+    processes.call(pass_around, "cpu", (2, 7), dtype)
 
 
 def two_at_a_time(context, kind, buffers=True):
@@ -63,12 +63,12 @@ def two_at_a_time(context, kind, buffers=True):
     before = (context.rank - 1) % context.size
     shapes = (2, 5), (2, 300)
     with with_buffers(buffers):
-        started = [
+        exchanges = [
             post(context, payload(context.rank, shape, torch.float32, device), i)
             for i, shape in enumerate(shapes)
         ]
-        for shape, one in zip(shapes[::-1], started[::-1], strict=True):
-            assert torch.equal(one.wait(), payload(before, shape, torch.float32, device))
+        for shape, posted in zip(shapes[::-1], exchanges[::-1], strict=True):
+            assert torch.equal(posted.wait(), payload(before, shape, torch.float32, device))
 
 
 def test_two_at_a_time(processes):
@@ -78,9 +78,9 @@ def test_two_at_a_time(processes):
 @of_gpus
 @each_way
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_goes_round_on_gpus(two_gpus, buffers, dtype):
-    for n in (1, 7, 1_000_003, 13, 4096):  # larger than before, and smaller
-        two_gpus.call(go_round, "cuda", (2, n), dtype, buffers)
+def test_data_goes_around_on_gpus(two_gpus, buffers, dtype):
+    for n in (1, 7, 1_000_003, 13, 4096):  # larger than the previous one, and smaller
+        two_gpus.call(pass_around, "cuda", (2, n), dtype, buffers)
 
 
 @of_gpus
@@ -89,8 +89,8 @@ def test_two_at_a_time_on_gpus(two_gpus, buffers):
     two_gpus.call(two_at_a_time, "cuda", buffers)
 
 
-def often(context, buffers):
-    """Fast ranks and slow ones: no buffer is written to that is still to be read."""
+def exchange_at_different_speeds(context, buffers):
+    """Exchange between fast and slow ranks: no buffer is overwritten before it is read."""
     device = device_of(context, "cuda")
     n, before = 2**20, (context.rank - 1) % context.size
     wrong = torch.zeros((), dtype=torch.int64, device=device)
@@ -99,19 +99,19 @@ def often(context, buffers):
             if i % 7 == 3 * context.rank:
                 torch.cuda._sleep(2_000_000)
             sent = torch.full((2, n), context.size * i + context.rank, device=device)
-            came = post(context, sent, 0).wait()
-            wrong += (came != context.size * i + before).sum()
+            arrived = post(context, sent, 0).wait()
+            wrong += (arrived != context.size * i + before).sum()
     assert wrong.item() == 0
 
 
 @of_gpus
 @each_way
-def test_nothing_is_written_over_before_it_is_read(two_gpus, buffers):
-    two_gpus.call(often, buffers)
+def test_nothing_is_overwritten_before_it_is_read(two_gpus, buffers):
+    two_gpus.call(exchange_at_different_speeds, buffers)
 
 
 def count_buffers(context):
-    """What a larger exchange adds to their bytes, and then a smaller one."""
+    """Bytes of receive buffers that a larger exchange adds, and then a smaller one."""
     counts = [exchange.receive_buffer_bytes()]
     for n in (3_000_000, 10):
         x = torch.zeros(2, n, device=device_of(context, "cuda"))
@@ -126,7 +126,7 @@ def test_buffers_are_counted_and_serve_smaller_exchanges(two_gpus):
 
 
 def close_and_open(context):
-    """What is open is closed on all ranks, and its memory is free when all have done so."""
+    """Close the buffers on all ranks: their memory is free once every rank has closed them."""
     device = device_of(context, "cuda")
     before = (context.rank - 1) % context.size
     for n in (50_000_000, 7):
@@ -136,17 +136,17 @@ def close_and_open(context):
         opened, free = exchange.receive_buffer_bytes(), torch.cuda.mem_get_info(device)[0]
         exchange.free_receive_buffers()
         dist.barrier(context.process_group)
-        given_back = torch.cuda.mem_get_info(device)[0] - free
-        assert given_back >= opened > exchange.receive_buffer_bytes() == 0
+        freed = torch.cuda.mem_get_info(device)[0] - free
+        assert freed >= opened > exchange.receive_buffer_bytes() == 0
 
 
 @of_gpus
-def test_freed_buffers_give_their_memory_back_and_open_again(two_gpus):
+def test_freed_buffers_release_their_memory_and_open_again(two_gpus):
     two_gpus.call(close_and_open)
 
 
 def open_while_busy(context):
-    """Each rank in turn is late, and has its buffer opened behind what its GPU is at."""
+    """Delay each rank in turn, so that its buffer is opened while its GPU is busy."""
     before = (context.rank - 1) % context.size
     for late in range(2 * context.size):
         sent = payload(
@@ -154,8 +154,8 @@ def open_while_busy(context):
         )
         if late % context.size == context.rank:
             torch.cuda._sleep(200_000_000)
-        came = post(context, sent, 5).wait()
-        assert torch.equal(came, payload(before, sent.shape, torch.float32, sent.device))
+        arrived = post(context, sent, 5).wait()
+        assert torch.equal(arrived, payload(before, sent.shape, torch.float32, sent.device))
 
 
 @of_gpus
@@ -182,7 +182,7 @@ def replay(context, buffers):
             sent.fill_(10 * i + context.rank)
             graph.replay()
             assert (out == 10 * i + before + 2).all()
-            # and others between them
+            # and an eager exchange between replays
             assert (post(context, sent, 0).wait() == 10 * i + before + 3).all()
 
 
@@ -205,8 +205,8 @@ def test_the_first_exchange_is_not_captured(two_gpus):
     two_gpus.call(capture_the_first)
 
 
-def ask_anew(context, why):
-    """The way that this group exchanges by, where one rank has a reason against receive buffers."""
+def picked_exchange(context, why):
+    """Name of the exchange that this group picks if rank 1 cannot use receive buffers."""
     reason = {
         "none": mock.patch.dict("os.environ", {}),
         "switched off": mock.patch.dict("os.environ", {exchange.SWITCH: "0"}),
@@ -222,16 +222,16 @@ def ask_anew(context, why):
 @of_gpus
 @pytest.mark.parametrize("why", ["none", "switched off", "out of reach"])
 def test_all_ranks_have_buffers_or_none_has(two_gpus, why):
-    way = "_PeerCopy" if why == "none" else "_Collective"
-    assert two_gpus.call(ask_anew, why) == [way, way]
+    expected_name = "_PeerCopy" if why == "none" else "_Collective"
+    assert two_gpus.call(picked_exchange, why) == [expected_name, expected_name]
 
 
 def same_bits(context, sizes, options):
-    found = []
+    runs = []
     for buffers in (True, False):
         with with_buffers(buffers):
-            found.append(whole_results(context, sizes, torch.bfloat16, options, "cuda"))
-    return all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+            runs.append(whole_results(context, sizes, torch.bfloat16, options, "cuda"))
+    return all(torch.equal(x, y) for x, y in zip(*runs, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def same_bits(context, sizes, options):
 )  # fmt: skip
 def test_attention_has_the_same_bits_either_way(request, gpus):
     options = {"causal": True, "method": "ring", "impl": "triton"}
-    given = (1, 4096, 4096, 4, 2, 64), options
-    assert all(request.getfixturevalue(gpus).call(same_bits, *given))
+    arguments = (1, 4096, 4096, 4, 2, 64), options
+    assert all(request.getfixturevalue(gpus).call(same_bits, *arguments))
 
 
 @pytest.mark.gpu(4)

@@ -1,4 +1,4 @@
-"""What a group does with whole sequences, and what it refuses."""
+"""Sharding of whole sequences over a group, and the calls that a group refuses."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from kernels.options import make_options
 from kernels.testing import make_qkv
 
 
-def place(rank, size):
-    """A group of which this process has a place, and of which there is no other process."""
+def fake_group(rank, size):
+    """Group in which this process has rank `rank` of `size`, without other processes."""
     context = ContextGroup.__new__(ContextGroup)
     context.__dict__ |= {
         "process_group": None, "rank": rank, "size": size, "name": "nobody",
@@ -26,14 +26,14 @@ def test_each_rank_has_an_early_and_a_late_chunk():
     x = torch.arange(24).view(1, 12, 2).repeat(2, 1, 1)
     expected = [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
     for rank, positions in enumerate(expected):
-        context = place(rank, 3)
+        context = fake_group(rank, 3)
         assert context.positions(4).tolist() == positions
         assert context.positions(4).dtype == torch.int64
         assert torch.equal(context.shard(x, 1), x[:, positions])
         assert torch.equal(context.shard(x.mT, -1), x.mT[:, :, positions])
 
 
-def test_a_process_alone_has_all():
+def test_a_single_process_has_the_whole_sequence():
     context = ContextGroup()
     assert (context.rank, context.size, context.chunks) == (0, 1, (0, 1))
     x = torch.randn(2, 5)
@@ -49,15 +49,15 @@ def unshard_all(context):
     whole = torch.randn(2, 16, 3, generator=torch.Generator().manual_seed(0))
     for x, dim in ((whole, 1), (whole.mT, 2), (whole.mT.unsqueeze(0), -1)):
         part = context.shard(x, dim).requires_grad_()
-        back = context.unshard(part, dim)
-        assert torch.equal(back, x) and not back.requires_grad
+        restored = context.unshard(part, dim)
+        assert torch.equal(restored, x) and not restored.requires_grad
     assert groups.group_named(context.name) is context
     positions = context.unshard(context.positions(16 // context.size), 0)
     assert positions.tolist() == list(range(16))
 
 
 @pytest.mark.distributed
-def test_parts_are_put_together_again(processes):
+def test_unshard_restores_the_sequence(processes):
     processes.call(unshard_all)
 
 
@@ -104,11 +104,11 @@ def test_refusals_name_argument_and_value(name):
     options, message = REFUSED[name]
     qkv = make_qkv(1, 16, 16, 2, 2, 8)
     with pytest.raises(ValueError, match=message):
-        context_attention(*qkv, context=place(0, 2), **options)
+        context_attention(*qkv, context=fake_group(0, 2), **options)
 
 
 def test_odd_lengths_are_refused():
-    context = place(0, 2)
+    context = fake_group(0, 2)
     with pytest.raises(ValueError, match="30 tokens cannot be split into 2 . 2 equal .* of 4"):
         context.shard(torch.zeros(1, 30), 1)
     for call in (

@@ -1,4 +1,4 @@
-"""Attention that two GPUs share: the error budget of one, equal bits, and nobody who waits."""
+"""Attention sharded over two GPUs: error budget of one GPU, equal bits, and no waiting."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_keeps_to_the_error_budget(gpus, impl, name, head_dim):
     gpus.call(check_budget, (1, 2048, 2048, 4, 2, head_dim), torch.bfloat16, options, "cuda")
 
 
-# chunks of one token, of less than a tile, of tiles and some more; several samples
+# chunks of one token, of less than a tile, and of tiles plus a rest; several samples
 @pytest.mark.parametrize("tokens", [4, 100, 1204])
 @pytest.mark.parametrize("method", ["ring", "gather"])
 @each_impl
@@ -86,9 +86,9 @@ def test_repeats_bit_for_bit(gpus, impl, name):
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_torch_compile_takes_it_whole(gpus, name):
-    given = (name, "cuda", "inductor", "triton")
-    assert gpus.call(compile_and_compare, *given) == [1, 1]
+def test_compiles_without_a_graph_break(gpus, name):
+    arguments = (name, "cuda", "inductor", "triton")
+    assert gpus.call(compile_and_compare, *arguments) == [1, 1]
 
 
 def step_without_waiting(context, method, impl, options):
@@ -101,7 +101,7 @@ def step_without_waiting(context, method, impl, options):
         out = context_attention(*qkv, context=context, method=method, impl=impl, **options)
         torch.autograd.grad(out, qkv, dout)
 
-    step()  # compiles, connects the GPUs, and brings the lists of the mask to them
+    step()  # compiles, connects the GPUs, and copies the lists of the mask to them
     torch.cuda.set_sync_debug_mode("error")
     try:
         step()
@@ -113,13 +113,13 @@ def step_without_waiting(context, method, impl, options):
 @each_impl
 def test_no_call_waits_for_a_gpu(gpus, impl, name):
     method, options = CALLS[name]
-    if "doc_start" in options:  # of the tokens of one process
+    if "doc_start" in options:  # for the tokens of one process
         options = {"doc_start": options["doc_start"][:, :1024].expand(2, -1).contiguous()}
     gpus.call(step_without_waiting, method, impl, options)
 
 
 def memory_of_captured(context, method, n_calls):
-    """Bytes that a CUDA graph of so many calls, one after the other, keeps for itself."""
+    """Bytes that a CUDA graph of `n_calls` successive calls reserves."""
     device = torch.device("cuda", context.rank)
     sizes = (1, 16_384, 16_384, 12, 12, 64)
     qkv = make_qkv(*sizes, dtype=torch.bfloat16, device=device, requires_grad=True)
@@ -144,7 +144,7 @@ def memory_of_captured(context, method, n_calls):
 
 
 @pytest.mark.parametrize("method", ["ring", "gather"])
-def test_captured_calls_use_the_same_memory_one_after_the_other(gpus, method):
+def test_captured_calls_reuse_the_same_memory(gpus, method):
     one, many = (max(gpus.call(memory_of_captured, method, n)) for n in (1, 6))
     assert one > 0
     assert many <= 1.3 * one

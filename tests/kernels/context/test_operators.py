@@ -1,4 +1,4 @@
-"""What PyTorch knows of the operators of a group: schema, fake, torch.compile and FLOP counts."""
+"""Registration of the operators of a group: schema, fake, torch.compile and FLOP counts."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def shard_of(context, qkv, options):
 
 
 def compile_and_compare(context, name, device="cpu", backend="aot_eager", impl="reference"):
-    """Whether a compiled function gives what it gives in eager mode; how often it was compiled."""
+    """Compare a compiled function with eager mode; returns how often it was compiled."""
     device = device_of(context, device)
     qkv = make_qkv(1, 64, 64, 2, 2, 16, device=device)
     qkv, options = shard_of(context, qkv, on_device(COMPILED[name], device))
@@ -61,7 +61,7 @@ def compile_and_compare(context, name, device="cpu", backend="aot_eager", impl="
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_torch_compile_takes_it_whole(two, name):
+def test_compiles_without_a_graph_break(two, name):
     assert two.call(compile_and_compare, name) == [1, 1]
 
 
@@ -71,10 +71,10 @@ def check_registration(context):
     q, kv = leaves = [x.requires_grad_() for x in (q, torch.stack((k, v)))]
     doc_start = context.shard(DOC_START.int(), 1)
     options = ("reference", context.name, [0.3, 2.0], [], [])
-    of_masks = packed_masks([with_mask(AttentionOptions(causal=True), DIAGONAL, q, k, ""), None])
+    mask_args = packed_masks([with_mask(AttentionOptions(causal=True), DIAGONAL, q, k, ""), None])
     for starts in (None, doc_start):
         torch.library.opcheck(ring_attn_fwd, (*leaves, starts, *options))
-        torch.library.opcheck(ring_attn_fwd, (*leaves, starts, *options[:-2], *of_masks))
+        torch.library.opcheck(ring_attn_fwd, (*leaves, starts, *options[:-2], *mask_args))
     out, lse = (x.detach() for x in ring_attn_fwd(*leaves, doc_start, *options))
     inputs = (torch.randn_like(out), q.detach(), kv.detach(), out, lse, doc_start, *options)
     torch.library.opcheck(ring_attn_bwd, inputs)
@@ -103,7 +103,7 @@ def test_a_second_derivative_is_refused(two, method):
 
 
 def count_flops(context, method):
-    """Of the forward pass, and of the backward pass."""
+    """FLOPs of the forward pass and of the backward pass."""
     shards, _ = shard_of(context, make_qkv(2, 64, 64, 4, 2, 16), {})
     leaves = [x.to("meta").requires_grad_() for x in shards]
     with FlopCounterMode(display=False) as forward:
@@ -114,7 +114,7 @@ def count_flops(context, method):
 
 
 @pytest.mark.parametrize("method", ["ring", "gather"])
-def test_flops_are_shared_evenly(processes, method):
+def test_flops_are_split_evenly(processes, method):
     qkv = make_qkv(2, 64, 64, 4, 2, 16, device="meta")
     with FlopCounterMode(display=False) as counter:
         flash_attention(*qkv, causal=True, impl="triton")

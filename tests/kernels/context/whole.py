@@ -1,4 +1,4 @@
-"""`context_attention` in each process as a function of whole sequences, to be held to others."""
+"""`context_attention` as a function of whole sequences, to compare it with attention."""
 
 import torch
 
@@ -8,7 +8,7 @@ from kernels.testing import check_attention, make_qkv, poison_empty
 
 
 class _Whole(torch.autograd.Function):
-    """All that each process makes, put together again."""
+    """Shard the inputs, attend in each process and unshard the results."""
 
     @staticmethod
     def forward(ctx, attend, context, q, k, v):
@@ -26,7 +26,7 @@ class _Whole(torch.autograd.Function):
 
 
 def whole_attention(context, q, k, v, *, doc_start=None, **options):
-    """out (B, T, H, D) of whole q, k and v, differentiable."""
+    """out (B, T, H, D) for whole q, k and v, differentiable."""
     if doc_start is not None:
         options["doc_start"] = context.shard(doc_start, 1)
 
@@ -54,7 +54,7 @@ def on_device(options, device):
 
 
 def whole_results(context, sizes, dtype, options, device="cpu", repeats=1):
-    """`results` of whole_attention of random q, k and v; repeated, to see that bits are equal."""
+    """`results` of whole_attention on random q, k and v; repeats must have equal bits."""
     device = device_of(context, device)
     qkv = make_qkv(*sizes, dtype=dtype, device=device)
     options = on_device(options, device)
@@ -71,14 +71,14 @@ def whole_results(context, sizes, dtype, options, device="cpu", repeats=1):
 
 
 def check_budget(context, sizes, dtype, options, device="cpu"):
-    """Hold it to the error budget of `kernels.testing`; returns the relative errors."""
+    """Check the error budget of `kernels.testing`; returns the relative errors."""
     device = device_of(context, device)
     named = {name: options[name] for name in ("method", "impl")}
     options = {name: x for name, x in on_device(options, device).items() if name not in named}
 
     def attend(q, k, v, **options):
         out = whole_attention(context, q, k, v, **options, **named)
-        with torch.no_grad():  # which it does not return
+        with torch.no_grad():  # context_attention does not return it
             lse = standard_attention(*(x.float() for x in (q, k, v)), **options)[1]
         return out, lse
 

@@ -1,4 +1,4 @@
-"""Casts of weights: how often they are made, and that they are never of an older weight."""
+"""Cast cache: how often weights are cast, and that no cast is outdated."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def weight():
 
 @pytest.fixture
 def n_made(monkeypatch):
-    """How many casts have been made or refreshed so far."""
+    """Function that counts the casts made or refreshed so far."""
     made = []
     cast, refresh = cast_cache._cast, cast_cache._Entry.refresh
     monkeypatch.setattr(cast_cache, "_cast", lambda *args: made.append(1) or cast(*args))
@@ -34,18 +34,18 @@ def test_without_a_cache_each_use_has_its_own_cast(weight):
     assert cast_weight(weight.T, HALF).is_contiguous()
 
 
-def test_a_step_has_one_cast_and_the_next_step_another_in_its_place(weight, n_made):
+def test_each_step_casts_once_into_the_same_memory(weight, n_made):
     cache = CastCache()
-    places = set()
+    addresses = set()
     for step in (1, 2):
         with cache.activate():
             for _ in range(3):
                 cast = cast_weight(weight, HALF)
                 assert torch.equal(cast, weight.half())
-                places.add(cast.data_ptr())
+                addresses.add(cast.data_ptr())
         assert n_made() == step
         weight.data.mul_(2.0)
-    assert len(places) == 1
+    assert len(addresses) == 1
 
 
 def test_within_a_step_a_changed_weight_is_cast_again(weight):
@@ -57,7 +57,7 @@ def test_within_a_step_a_changed_weight_is_cast_again(weight):
         assert cast_weight(weight, torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_what_an_optimizer_writes_is_not_cast_again(weight, n_made):
+def test_casts_written_by_an_optimizer_are_not_made_again(weight, n_made):
     cache = CastCache()
     for _ in range(3):
         with cache.activate():
@@ -70,7 +70,7 @@ def test_what_an_optimizer_writes_is_not_cast_again(weight, n_made):
     assert n_made() == 1
 
 
-def test_what_others_change_is_refreshed_before_a_step(weight):
+def test_weights_changed_elsewhere_are_refreshed_before_a_step(weight):
     cache = CastCache()
     with cache.activate():
         cast = cast_weight(weight, HALF)
@@ -78,7 +78,7 @@ def test_what_others_change_is_refreshed_before_a_step(weight):
     with torch.no_grad():
         weight.copy_(torch.randn(5, 3))
     assert not torch.equal(cast, weight.half())
-    with cache.activate():  # a captured step reads it without asking
+    with cache.activate():  # a captured step reads the cast without a call
         assert torch.equal(cast, weight.half())
 
 

@@ -1,4 +1,4 @@
-"""Linear layer and cross-entropy in one: losses, gradients, and what it never allocates."""
+"""Fused linear layer and cross-entropy: losses, gradients, and logits that it never stores."""
 
 import math
 
@@ -30,7 +30,7 @@ def small_chunks(monkeypatch):
 
 
 def inputs(n=37, width=24, rows=131, *, vocab=127, dtype=torch.float32, device="cpu", scale=1.0):
-    """States, a table whose last rows are padding, and targets of which some do not count."""
+    """Hidden states, a table whose last rows are padding, and targets, some of them ignored."""
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(n, width, generator=generator, dtype=torch.float64)
     weight = torch.randn(rows, width, generator=generator, dtype=torch.float64) * scale
@@ -41,7 +41,7 @@ def inputs(n=37, width=24, rows=131, *, vocab=127, dtype=torch.float32, device="
 
 
 def plain(hidden, weight, targets, *, reduction="mean", vocab_size=None, softcap=None, z_loss=0.0):
-    """The same with all logits in memory; they are rounded to the dtype of `hidden`."""
+    """The same loss with all logits in memory, rounded to the dtype of `hidden`."""
     logits = F.linear(hidden, weight)[:, :vocab_size].to(at_least_fp32(hidden.dtype))
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
@@ -53,7 +53,7 @@ def plain(hidden, weight, targets, *, reduction="mean", vocab_size=None, softcap
 
 
 def results(function, hidden, weight, targets, **options):
-    """Loss and gradients, of single losses by way of random factors."""
+    """Loss and gradients; the gradient of each loss is a random factor."""
     hidden, weight = (x.detach().requires_grad_() for x in (hidden, weight))
     loss = function(hidden, weight, targets, **options)
     generator = torch.Generator().manual_seed(2)
@@ -99,12 +99,12 @@ def test_odd_shapes(impl, n, width, rows, vocab):
     check(impl, hidden, weight, targets.clamp(min=0), vocab_size=vocab, reduction="sum")
 
 
-def test_large_logits_overflow_nothing(impl):
+def test_large_logits_do_not_overflow(impl):
     hidden, weight, targets = inputs(scale=1e4)
     check(impl, hidden, weight, targets)
 
 
-def test_the_shape_of_targets_is_that_of_the_losses(impl):
+def test_losses_have_the_shape_of_the_targets(impl):
     hidden, weight, targets = inputs(n=36)
     losses = linear_cross_entropy(
         hidden.view(4, 9, 24), weight, targets.view(4, 9), reduction="none", impl=impl
@@ -117,20 +117,20 @@ def test_the_shape_of_targets_is_that_of_the_losses(impl):
 def test_no_rows_at_all(impl):
     hidden, weight, targets = inputs(n=0)
     for reduction in ("sum", "none"):
-        found = results(
+        values = results(
             linear_cross_entropy, hidden, weight, targets, reduction=reduction, impl=impl
         )
-        assert found["loss"].sum() == 0 and found["dhidden"].shape == (0, 24)
-        assert torch.equal(found["dweight"], torch.zeros_like(weight))
+        assert values["loss"].sum() == 0 and values["dhidden"].shape == (0, 24)
+        assert torch.equal(values["dweight"], torch.zeros_like(weight))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("call", ["eager", "compiled"])
-def test_no_targets_have_the_loss_and_gradients_of_pytorch(impl, reduction, call):
+def test_without_targets_loss_and_gradients_match_pytorch(impl, reduction, call):
     hidden, weight, targets = inputs()
-    nothing = torch.full_like(targets, IGNORED)
+    no_targets = torch.full_like(targets, IGNORED)
 
-    def of_logits(hidden, weight, targets):
+    def loss_of_logits(hidden, weight, targets):
         return F.cross_entropy(hidden @ weight.T, targets, reduction=reduction)
 
     def ours(hidden, weight, targets):
@@ -138,12 +138,12 @@ def test_no_targets_have_the_loss_and_gradients_of_pytorch(impl, reduction, call
 
     torch.compiler.reset()
     function = torch.compile(ours, backend="aot_eager") if call == "compiled" else ours
-    expected = results(of_logits, hidden, weight, nothing)  # a mean of NaN, gradients of 0
-    for name, value in results(function, hidden, weight, nothing).items():
+    expected = results(loss_of_logits, hidden, weight, no_targets)  # a mean of NaN, gradients of 0
+    for name, value in results(function, hidden, weight, no_targets).items():
         torch.testing.assert_close(value, expected[name], equal_nan=True)
 
 
-def test_a_target_beyond_the_vocabulary_is_seen():
+def test_a_target_beyond_the_vocabulary_is_detected():
     hidden, weight, targets = inputs()
     targets[3] = 127
     losses = linear_cross_entropy(
@@ -154,7 +154,7 @@ def test_a_target_beyond_the_vocabulary_is_seen():
         linear_cross_entropy(hidden, weight, targets, vocab_size=127, impl="reference")
 
 
-def test_what_is_not_finite_shows(impl):
+def test_inputs_that_are_not_finite_show_in_the_loss(impl):
     hidden, weight, targets = inputs()
     with torch.no_grad():
         hidden[1, 0], hidden[2, 0] = math.nan, math.inf
@@ -163,8 +163,8 @@ def test_what_is_not_finite_shows(impl):
     assert losses.isfinite().sum() == len(losses) - 2
 
 
-def test_the_table_may_be_of_another_dtype(impl):
-    """Weights are fp32 where activations are not: the gradient is never rounded to 16 bits."""
+def test_the_table_may_have_another_dtype(impl):
+    """If weights are fp32 and activations are not, the gradient is never rounded to 16 bits."""
     hidden, weight, targets = inputs(dtype=torch.float16)
     whole = weight.detach().float().requires_grad_()
     linear_cross_entropy(hidden, whole, targets, impl=impl).backward()
@@ -197,25 +197,25 @@ def test_logits_of_all_rows_are_never_in_memory(impl, reduction, small_chunks):
         loss = linear_cross_entropy(hidden, weight, targets, reduction=reduction, impl=impl)
         loss.sum().backward()
     allocated = [event.self_cpu_memory_usage for event in profile.events()]
-    # the gradient of the table, and no copy of 64 rows of 131 logits
+    # the largest allocation is the gradient of the table, not 64 rows of 131 logits
     assert 4 * weight.numel() <= max(allocated) < 4 * 64 * 131
 
 
-def test_chunks_are_as_few_as_can_be_and_of_one_size(monkeypatch, small_chunks):
+def test_chunks_are_few_and_of_equal_size(monkeypatch, small_chunks):
     sizes = []
-    of_rows = reference.row_cross_entropy
+    row_loss = reference.row_cross_entropy
     monkeypatch.setattr(
         reference,
         "row_cross_entropy",
-        lambda logits, *others: sizes.append(len(logits)) or of_rows(logits, *others),
+        lambda logits, *others: sizes.append(len(logits)) or row_loss(logits, *others),
     )
     linear_cross_entropy(*inputs(n=9), reduction="sum", impl="reference")
-    assert sizes == [3, 3, 3]  # where four have room
+    assert sizes == [3, 3, 3]  # although four rows fit
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_torch_compile_takes_it_whole(reduction, device):
+def test_compiles_without_a_graph_break(reduction, device):
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     compiled = torch.compile(linear_cross_entropy, backend=counter, fullgraph=True)
     given = inputs(device=device)
@@ -237,7 +237,7 @@ def test_operators_are_well_registered(device):
     torch.library.opcheck(torch.ops.papilio.linear_cross_entropy_grad.default, given)
 
 
-def test_flops_are_those_of_three_products():
+def test_flops_match_three_gemms():
     hidden, weight, targets = inputs()
     with FlopCounterMode(display=False) as counter:
         linear_cross_entropy(hidden, weight, targets).backward()

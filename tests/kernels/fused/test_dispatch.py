@@ -1,4 +1,4 @@
-"""Each implementation that can be chosen has its module, where a GPU is needed to call it also."""
+"""Each implementation has its module, even where it needs a GPU to run."""
 
 import pytest
 

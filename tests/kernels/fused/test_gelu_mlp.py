@@ -1,4 +1,4 @@
-"""Two linear layers and a GELU: values and every gradient, and what is kept in between."""
+"""Two linear layers and a GELU: values, every gradient, and the tensors saved in between."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def impl(request):
 
 
 def inputs(n=300, width=24, inner=261, *, dtype=torch.float32, device="cpu", weights=None):
-    """x and the weights, these perhaps of another dtype."""
+    """x and the weights, which may have another dtype."""
     shapes = (n, width), (inner, width), (inner,), (width, inner)
     scales = 1.0, width**-0.5 * 2, 1.0, inner**-0.5
     return random_tensors(shapes, [dtype, *[weights or dtype] * 3], device, scales)
@@ -38,7 +38,7 @@ def without_bias(x, w_in, w_out, **options):
 
 
 def results(function, given, names=NAMES, **options):
-    """The output and all gradients, of a random gradient of the output."""
+    """The output and all gradients, for a random gradient of the output."""
     leaves = [x.detach().requires_grad_() for x in given]
     y = function(*leaves, **options)
     generator = torch.Generator().manual_seed(2)
@@ -61,7 +61,7 @@ def test_values_and_gradients(impl, dtype, device, recompute):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_without_a_bias_it_is_as_with_one_of_zero(impl, recompute, device):
+def test_no_bias_matches_a_bias_of_zero(impl, recompute, device):
     x, w_in, b_in, w_out = inputs(dtype=torch.float16, weights=torch.float32, device=device)
     expected = results(gelu_mlp, (x, w_in, b_in * 0, w_out), impl=impl, recompute=recompute)
     without = partial(without_bias, impl=impl, recompute=recompute)
@@ -78,7 +78,7 @@ def test_odd_shapes(impl, shape):
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
-def test_far_from_zero_nothing_overflows(impl):
+def test_large_inputs_do_not_overflow(impl):
     x = torch.tensor([[-1e4], [-40.0], [-8.0], [8.0], [1e4]])
     one, zero = torch.ones(1, 1), torch.zeros(1)
     actual = results(gelu_mlp, [x, one, zero, one], impl=impl)
@@ -88,7 +88,7 @@ def test_far_from_zero_nothing_overflows(impl):
 
 
 def test_gradients_of_weights_are_never_rounded(impl):
-    """Weights are fp32 where activations are not."""
+    """Weights are fp32 and activations are not."""
     given = inputs(dtype=torch.float16, weights=torch.float32)
     actual = results(gelu_mlp, given, impl=impl)
     exact = results(plain, [x.double() for x in [given[0], *(w.half() for w in given[1:])]])
@@ -115,7 +115,7 @@ def test_recomputing_changes_no_bit(impl):
 
 
 @pytest.mark.parametrize(("recompute", "n_kept"), [(False, 2), (True, 1)])
-def test_what_is_kept_between_the_passes(impl, recompute, n_kept):
+def test_tensors_saved_for_the_backward_pass(impl, recompute, n_kept):
     given = [x.requires_grad_() for x in inputs()]
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
@@ -134,7 +134,7 @@ def test_operators_are_well_registered_for_any_weights(weights):
     )
 
 
-def test_leading_dimensions_stay(impl):
+def test_leading_dimensions_are_kept(impl):
     x, *weights = inputs(n=12)
     y = gelu_mlp(x.view(3, 2, 2, 24), *weights, impl=impl)
     assert torch.equal(y, gelu_mlp(x, *weights, impl=impl).view(3, 2, 2, 24))
@@ -149,7 +149,7 @@ def test_autocast_chooses_the_dtype():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_torch_compile_takes_it_whole(recompute, device):
+def test_compiles_without_a_graph_break(recompute, device):
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     compiled = torch.compile(gelu_mlp, backend=counter, fullgraph=True)
     given = inputs(device=device)
@@ -171,7 +171,7 @@ def test_operators_are_well_registered(recompute, device):
     torch.library.opcheck(torch.ops.papilio.gelu_mlp_bwd.default, backward)
 
 
-def test_flops_are_those_of_the_products():
+def test_flops_match_the_gemms():
     given = [x.requires_grad_() for x in inputs()]
     with FlopCounterMode(display=False) as counter:
         gelu_mlp(*given).sum().backward()

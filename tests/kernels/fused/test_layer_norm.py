@@ -1,4 +1,4 @@
-"""Residual addition and LayerNorm: values, every gradient, and what autocast makes of them."""
+"""Residual addition and LayerNorm: values, every gradient, and dtypes under autocast."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def impl(request):
 
 
 def inputs(n=37, width=48, *, dtype=torch.float32, device="cpu", parameters=None):
-    """The stream, what is added to it, and parameters, these perhaps of another dtype."""
+    """The residual stream, a branch to add, and parameters, which may have another dtype."""
     shapes = (n, width), (n, width), (width,), (width,), (width,)
     return random_tensors(shapes, [dtype, dtype, *[parameters or dtype] * 3], device)
 
@@ -34,14 +34,14 @@ def plain(x, y, bias, weight, norm_bias, eps=1e-5):
 
 
 def results(function, given, names=NAMES, **options):
-    """Both outputs and all gradients, of random gradients of the outputs."""
+    """Both outputs and all gradients, for random gradients of the outputs."""
     leaves = [x.detach().requires_grad_() for x in given]
     outputs = function(*leaves, **options)
     generator = torch.Generator().manual_seed(2)
     signs = [torch.randint(2, t.shape, generator=generator) for t in outputs]
     grads = [(2 * sign - 1).to(t) for sign, t in zip(signs, outputs, strict=True)]
-    found = torch.autograd.grad(outputs, leaves, grads)
-    named = dict(zip(names, found, strict=True))
+    leaf_grads = torch.autograd.grad(outputs, leaves, grads)
+    named = dict(zip(names, leaf_grads, strict=True))
     return {"s": outputs[0].detach(), "n": outputs[1].detach()} | named
 
 
@@ -90,17 +90,17 @@ def test_without_gradients_values_are_the_same(impl):
         given = inputs(dtype=torch.float16, parameters=parameters)
         with torch.no_grad():
             alone = add_layer_norm(*given, impl=impl)
-        wanted = [t.requires_grad_() for t in given]
-        torch.testing.assert_close(alone, add_layer_norm(*wanted, impl=impl))
+        leaves_with_grad = [t.requires_grad_() for t in given]
+        torch.testing.assert_close(alone, add_layer_norm(*leaves_with_grad, impl=impl))
 
 
-def test_nothing_to_add_and_no_bias(impl):
+def test_without_a_branch_or_without_its_bias(impl):
     x, y, _, *norm = inputs()
-    for of, added in (((x,), ()), ((x, y), (y,))):
-        leaves = [t.detach().requires_grad_() for t in (*of, *norm)]
+    for streams, added in (((x,), ()), ((x, y), (y,))):
+        leaves = [t.detach().requires_grad_() for t in (*streams, *norm)]
         stream, branch = leaves[0], leaves[1] if added else None
         s, n = add_layer_norm(stream, branch, None, *leaves[-2:], impl=impl)
-        expected = [t.detach().requires_grad_() for t in (*of, *norm)]
+        expected = [t.detach().requires_grad_() for t in (*streams, *norm)]
         s_plain = sum(expected[:-2])
         n_plain = F.layer_norm(s_plain, (48,), *expected[-2:])
         torch.testing.assert_close((s, n), (s_plain, n_plain))
@@ -110,7 +110,7 @@ def test_nothing_to_add_and_no_bias(impl):
         )
 
 
-def test_without_a_bias_of_the_norm(impl):
+def test_without_a_norm_bias(impl):
     x, y, bias, weight, _ = (t.requires_grad_() for t in inputs())
     actual = add_layer_norm(x, y, bias, weight, None, impl=impl)
     expected = plain(x, y, bias, weight, None)
@@ -122,13 +122,13 @@ def test_without_a_bias_of_the_norm(impl):
     torch.testing.assert_close(grads, others)
 
 
-def test_one_output_alone_has_gradients(impl):
-    for only in (0, 1):
+def test_gradients_through_one_output_alone(impl):
+    for index in (0, 1):
         leaves = [t.requires_grad_() for t in inputs()]
-        output = add_layer_norm(*leaves, impl=impl)[only].square().sum()
+        output = add_layer_norm(*leaves, impl=impl)[index].square().sum()
         actual = torch.autograd.grad(output, leaves, allow_unused=True, materialize_grads=True)
         expected = torch.autograd.grad(
-            plain(*leaves)[only].square().sum(), leaves, allow_unused=True, materialize_grads=True
+            plain(*leaves)[index].square().sum(), leaves, allow_unused=True, materialize_grads=True
         )
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
@@ -142,7 +142,7 @@ def test_under_autocast_the_stream_keeps_its_dtype():
         torch.testing.assert_close(n.float(), plain(x, y, *parameters)[1], rtol=0.05, atol=0.1)
 
 
-def test_a_stream_in_fp32_has_branches_in_less():
+def test_an_fp32_stream_takes_16_bit_branches():
     x, y, *parameters = inputs()
     given = [x, y.half(), *parameters]
     actual = results(add_layer_norm, given, impl="triton")
@@ -164,7 +164,7 @@ def test_repeating_changes_no_bit(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_torch_compile_takes_it_whole(dtype, autocast, device):
+def test_compiles_without_a_graph_break(dtype, autocast, device):
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     function = partial(add_layer_norm, impl="triton")
@@ -172,7 +172,7 @@ def test_torch_compile_takes_it_whole(dtype, autocast, device):
     given = inputs(dtype=dtype, device=device, parameters=torch.float32)
     with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
         actual, expected = results(compiled, given), results(function, given)
-    # a missing gradient is off by 1 and more; Inductor rounds to bfloat16 less often
+    # a missing gradient is off by at least 1; Inductor rounds to bf16 less often
     error = 1e-4 if dtype == torch.float32 else 0.1
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=error, atol=error, msg=name)
@@ -180,7 +180,7 @@ def test_torch_compile_takes_it_whole(dtype, autocast, device):
 
 
 class Unchanged(TorchFunctionMode):
-    """Names of the functions called that gave an argument back as it is."""
+    """Record the names of functions that return one of their arguments unchanged."""
 
     def __init__(self):
         self.names = []
@@ -194,8 +194,8 @@ class Unchanged(TorchFunctionMode):
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_cast_leaves_a_tensor_as_it_is(dtype, autocast):
-    # compiled by PyTorch 2.11, the output of such a cast has no gradient
+def test_no_cast_returns_its_input(dtype, autocast):
+    # if PyTorch 2.11 compiles such a cast, its output has no gradient
     x, y, *parameters = (t.requires_grad_() for t in inputs(dtype=dtype, parameters=torch.float32))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Unchanged() as unchanged:
         add_layer_norm(x, y, *parameters, impl="triton")
@@ -203,17 +203,17 @@ def test_no_cast_leaves_a_tensor_as_it_is(dtype, autocast):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_compiled_stream_with_nothing_to_add_has_its_gradient(device):
+def test_a_compiled_stream_without_a_branch_has_its_gradient(device):
     torch.compiler.reset()
     x, _, _, *parameters = inputs(device=device)
 
-    def normalise(x, *parameters):
+    def normalize(x, *parameters):
         return add_layer_norm(x, None, None, *parameters, impl="triton")
 
     backend = "aot_eager" if device == "cpu" else "inductor"
-    compiled = torch.compile(normalise, backend=backend, fullgraph=True)
+    compiled = torch.compile(normalize, backend=backend, fullgraph=True)
     names, given = ("x", "weight", "norm_bias"), [x, *parameters]
-    actual, expected = (results(function, given, names) for function in (compiled, normalise))
+    actual, expected = (results(function, given, names) for function in (compiled, normalize))
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4, msg=name)
 

@@ -1,4 +1,4 @@
-"""A linear layer beside PyTorch's: values, gradients, and their dtypes."""
+"""A linear layer against PyTorch's: values, gradients, and their dtypes."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def inputs(n=37, width=24, out=40, *, dtype=torch.float32, weights=None, device=
 
 
 def results(function, given):
-    """The output and the gradients of what there is, of a random gradient of the output."""
+    """The output and the gradients of all given tensors, for a random gradient of the output."""
     leaves = [t.detach().requires_grad_() for t in given if t is not None]
     y = function(*leaves)
     generator = torch.Generator().manual_seed(2)
@@ -79,7 +79,7 @@ def test_autocast_chooses_the_dtype():
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("autocast", [False, True])
-def test_torch_compile_takes_it_whole(autocast, device):
+def test_compiles_without_a_graph_break(autocast, device):
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     compiled = torch.compile(linear, backend=counter, fullgraph=True)
@@ -100,7 +100,7 @@ def test_operators_are_well_registered(device):
     torch.library.opcheck(torch.ops.papilio.linear_bwd.default, backward)
 
 
-def test_flops_are_those_of_the_products():
+def test_flops_match_the_gemms():
     given = [t.requires_grad_() for t in inputs()]
     with FlopCounterMode(display=False) as counter:
         linear(*given).sum().backward()

@@ -1,4 +1,4 @@
-"""Products whose result is of higher precision than their factors."""
+"""Matrix products with a result of higher precision than their factors."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_a_product_is_not_rounded_to_the_dtype_of_its_factors(dtype, wide, devic
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_total_that_is_not_kept_may_hold_anything(dtype, device):
+def test_without_accumulate_the_total_is_overwritten(dtype, device):
     a, b = factors(dtype, device)
     total = torch.full((24, 16), torch.nan, device=device)
     addmm_(total, a, b, accumulate=False)

@@ -1,4 +1,4 @@
-"""Block masks apart from their lists: equality, density, and masks of other libraries."""
+"""Block masks without their lists: equality, density, and masks of other libraries."""
 
 import copy
 import pickle
@@ -33,10 +33,10 @@ def test_to_dense(n_head: int) -> None:
 def test_density(seq_q: int, seq_k: int, causal: bool) -> None:
     for density in (0.0, 0.3, 1.0):
         mask = random_mask(seq_q, seq_k, n_head=3, density=density)
-        seen = torch.ones(seq_q, seq_k, dtype=torch.bool)
-        seen = seen.tril(seq_k - seq_q) if causal else seen
-        kept = (mask.to_dense(seq_q, seq_k) & seen).sum().item()
-        expected = kept / (3 * seen.sum().item())
+        allowed = torch.ones(seq_q, seq_k, dtype=torch.bool)
+        allowed = allowed.tril(seq_k - seq_q) if causal else allowed
+        kept = (mask.to_dense(seq_q, seq_k) & allowed).sum().item()
+        expected = kept / (3 * allowed.sum().item())
         assert mask.density(seq_q, seq_k, causal=causal) == expected
 
 
@@ -51,10 +51,10 @@ def test_to_flex_is_the_same_mask(
     flex = mask.to_flex(seq_q, seq_k, causal=causal, window_size=window_size)
     visible = elements(mask, seq_q, seq_k, causal, window_size)
     assert flex.shape == (1, n_head, seq_q, seq_k)
-    # flex has one head index per query head, also where the mask has one layout for all
+    # flex has one head index per query head, even if the mask has one layout for all heads
     n_query_head = 3
-    seen = create_mask(flex.mask_mod, 2, n_query_head, seq_q, seq_k, device="cpu")
-    assert torch.equal(seen, visible.expand(2, n_query_head, seq_q, seq_k))
+    flex_visible = create_mask(flex.mask_mod, 2, n_query_head, seq_q, seq_k, device="cpu")
+    assert torch.equal(flex_visible, visible.expand(2, n_query_head, seq_q, seq_k))
 
     lists = mask.lists(seq_q, seq_k, causal=causal, window_size=window_size)
     kinds = kinds_of(lists.rows.tolist(), lists.row_blocks.tolist())
@@ -83,7 +83,7 @@ def test_flex_attention_is_sdpa_with_the_dense_mask(causal: bool) -> None:
     assert relative_error(flex_attention(q, k, v, block_mask=flex), expected) < 1e-12
 
 
-def test_a_mask_is_a_value() -> None:
+def test_masks_are_compared_and_copied_by_value() -> None:
     layout = butterfly(4)
     mask = BlockSparseMask(layout, 16)
     layout[:] = True
@@ -96,7 +96,7 @@ def test_a_mask_is_a_value() -> None:
         BlockSparseMask(butterfly(4).expand(2, 4, 4), 16),
     )
     assert len({mask.digest, *(x.digest for x in different)}) == 5
-    # models that hold one are copied and saved, also after calls, whose launches cannot be
+    # models with a mask can be copied and saved after calls, although cached launches cannot
     mask.decisions["a call"] = threading.local()
     for copied in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
         assert copied.digest == mask.digest

@@ -30,7 +30,7 @@ def test_lists_are_made_once() -> None:
     assert all(x.device.type == "meta" for x in others[-1] if isinstance(x, Tensor))
 
 
-def test_lists_of_an_evaluation_serve_training() -> None:
+def test_lists_made_in_inference_mode_are_usable_in_training() -> None:
     mask = BlockSparseMask(butterfly(4), 16)
     with torch.inference_mode():
         lists = mask.lists(64, 64)
@@ -51,14 +51,14 @@ def compiled() -> Callable[..., Tensor]:
     return torch.compile(list_sums, backend="aot_eager", fullgraph=True)
 
 
-def test_compiled_lists_are_those_of_the_mask(compiled: Callable[..., Tensor]) -> None:
+def test_compiled_lists_match_the_mask(compiled: Callable[..., Tensor]) -> None:
     x = torch.ones(80)
-    # dynamo looks at no tensor of a mask, and must tell one from another all the same
+    # Dynamo does not look at the tensors of a mask, but must still distinguish masks.
     masks = [BlockSparseMask(butterfly(5, n_factors=n), 16) for n in (3, 1, 3)]
     for mask in masks:
         assert compiled(x, mask) == list_sums(x, mask)
     assert list_sums(x, masks[0]) != list_sums(x, masks[1])
-    # lists that were made while compiling are true tensors
+    # lists made while compiling are real tensors
     fresh = BlockSparseMask(butterfly(5, n_factors=2), 16)
     compiled(x, fresh)
     expected = BlockSparseMask(butterfly(5, n_factors=2), 16).lists(80, 80, causal=True)
@@ -69,7 +69,7 @@ def test_compiled_lists_are_those_of_the_mask(compiled: Callable[..., Tensor]) -
 
 def test_compiled_lists_follow_lengths_and_windows(compiled: Callable[..., Tensor]) -> None:
     mask = BlockSparseMask(butterfly(5), 16)
-    # dynamo takes sizes and numbers for dynamic once they have changed
+    # Dynamo makes sizes and numbers dynamic once they have changed.
     for seq_len, window_size in ((80, None), (79, 1), (78, 18), (77, 33), (77, None)):
         x = torch.ones(seq_len)
         assert compiled(x, mask, window_size) == list_sums(x, mask, window_size)
@@ -84,7 +84,7 @@ def test_layers_with_equal_masks_share_compiled_code() -> None:
     assert counter.frame_count == 1
 
 
-def test_the_choice_of_kernels_is_one_that_pytorch_2_11_compiles(
+def test_dispatch_never_calls_bool_of_a_mask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def is_true(mask: BlockSparseMask) -> bool:

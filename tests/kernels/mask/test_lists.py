@@ -31,7 +31,7 @@ def expected_lists(visible: Tensor, size: int, all_partial: bool) -> tuple[list,
 
 
 def is_whole(tile: Tensor, size: int) -> bool:
-    """No key of the block lies past the end. Queries may: nothing reads their output."""
+    """Whether all keys of the block exist. Its queries need not: nothing reads their output."""
     return tile.shape[1] == size
 
 
@@ -57,29 +57,29 @@ def assert_lists_match(
     assert lists.n_full == lists.rows[..., 2].sum() == lists.cols[..., 2].sum()
     assert lists.n_partial == lists.rows[..., 3].sum() == lists.cols[..., 3].sum()
     assert type(lists.n_full) is type(lists.n_partial) is int
-    assert lists.n_empty == sum(sum(entry[2:4]) == 0 for of_head in entries for entry in of_head)
+    assert lists.n_empty == sum(sum(entry[2:4]) == 0 for head in entries for entry in head)
     shown = BlockSparseMask(torch.ones_like(mask.layout), mask.block_size)
     assert lists.hides == bool(
         (elements(shown, seq_q, seq_k, causal, window_size) & ~visible).any()
     )
 
-    # the columns, from the rows: the same blocks of the same kinds
+    # columns and rows list the same blocks with the same kinds
     kinds = kinds_of(entries, blocks)
     col_entries, col_blocks = lists.cols.tolist(), lists.col_blocks.tolist()
     assert kinds_of(col_entries, col_blocks) == {(h, c, r): k for (h, r, c), k in kinds.items()}
-    for of_head in col_entries:
-        lengths_first = [(-(entry[2] + entry[3]), entry[0]) for entry in of_head]
+    for head in col_entries:
+        lengths_first = [(-(entry[2] + entry[3]), entry[0]) for entry in head]
         assert lengths_first == sorted(lengths_first)  # ties: the earlier column first
-        for _, begin, full, partial, first_full, first_partial, last in of_head:
+        for _, begin, full, partial, first_full, first_partial, last in head:
             split, end = begin + full, begin + full + partial
             assert col_blocks[begin:split] == sorted(col_blocks[begin:split])
             assert col_blocks[split:end] == sorted(col_blocks[split:end])
             assert first_full == (col_blocks[begin] if full else 0)
             assert first_partial == (col_blocks[split] if partial else 0)
             assert last == (col_blocks[end - 1] if full + partial else 0)
-    # head by head, column by column, without a gap
-    begins = [(h, *entry[:2]) for h, of_head in enumerate(col_entries) for entry in of_head]
-    lengths = [sum(entry[2:4]) for of_head in col_entries for entry in sorted(of_head)]
+    # blocks are stored head by head and column by column, without gaps
+    begins = [(h, *entry[:2]) for h, head in enumerate(col_entries) for entry in head]
+    lengths = [sum(entry[2:4]) for head in col_entries for entry in sorted(head)]
     assert [b for *_, b in sorted(begins)] == [sum(lengths[:n]) for n in range(len(lengths))]
     assert sum(lengths) == len(col_blocks) == len(blocks)
 
@@ -122,7 +122,7 @@ def test_lists_of_any_mask(
     assert_lists_match(mask, seq_q, seq_k, causal, window_size, all_partial)
 
 
-def test_lists_written_out() -> None:
+def test_lists_of_a_small_mask() -> None:
     layout = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 1]], dtype=torch.bool)
     lists = BlockSparseMask(layout, 16).lists(40, 40, causal=True)
     # the diagonal cuts blocks (0, 0), (1, 1) and (2, 2)
@@ -147,16 +147,16 @@ def test_empty_rows_columns_and_layouts() -> None:
     assert lists.rows[0, -1].tolist() == [1, 3, 0, 0, 0, 0, 0]
     assert lists.cols[0, -1].tolist() == [2, 4, 0, 0, 0, 0, 0]
 
-    nothing = BlockSparseMask(torch.zeros(2, 3, 4, dtype=torch.bool), 16)
-    assert_lists_match(nothing, 48, 64)
-    assert nothing.lists(48, 64).row_blocks.numel() == 0
+    no_blocks = BlockSparseMask(torch.zeros(2, 3, 4, dtype=torch.bool), 16)
+    assert_lists_match(no_blocks, 48, 64)
+    assert no_blocks.lists(48, 64).row_blocks.numel() == 0
     # causal with more queries than keys: the first queries see nothing
     assert_lists_match(BlockSparseMask(layout, 16), 48, 49, causal=True)
-    blind = BlockSparseMask(torch.ones(8, 1, dtype=torch.bool), 16)
-    assert blind.lists(128, 16, causal=True).row_blocks.numel() == 1
+    one_column = BlockSparseMask(torch.ones(8, 1, dtype=torch.bool), 16)
+    assert one_column.lists(128, 16, causal=True).row_blocks.numel() == 1
 
 
-def test_an_all_true_mask_lists_what_dense_attention_visits() -> None:
+def test_an_all_true_mask_lists_the_blocks_of_dense_attention() -> None:
     n = 8
     mask = BlockSparseMask(torch.ones(n, n, dtype=torch.bool), 128)
     dense, causal = mask.lists(1024, 1024), mask.lists(1024, 1024, causal=True)
@@ -195,13 +195,13 @@ def test_columns_in_the_order_of_the_layout() -> None:
 
 def test_all_partial_lists_the_same_blocks() -> None:
     mask = BlockSparseMask(butterfly(9) | sliding_window(9, 2), 16)
-    some = mask.lists(140, 140, causal=True)
+    mixed = mask.lists(140, 140, causal=True)
     every = mask.lists(140, 140, causal=True, all_partial=True)
     assert not every.rows[..., 2].any() and not every.cols[..., 2].any()
-    assert torch.equal(every.rows[..., 3], some.rows[..., 2] + some.rows[..., 3])
-    assert (every.n_full, every.n_partial) == (0, some.n_full + some.n_partial)
-    # of these rows the diagonal block, their last, is the only partial one: the order is the same
-    assert torch.equal(every.row_blocks, some.row_blocks)
+    assert torch.equal(every.rows[..., 3], mixed.rows[..., 2] + mixed.rows[..., 3])
+    assert (every.n_full, every.n_partial) == (0, mixed.n_full + mixed.n_partial)
+    # in each row only the diagonal block, the last one, is partial: the order is the same
+    assert torch.equal(every.row_blocks, mixed.row_blocks)
 
 
 def test_a_strided_layout() -> None:
@@ -219,11 +219,11 @@ def test_windows_without_the_query_itself_are_refused(window_size: int) -> None:
             method(64, 64, window_size=window_size)
 
 
-def test_lists_in_blocks_of_no_such_size_are_refused() -> None:
-    for size, asked in ((32, 128), (16, 32), (64, 60)):
+def test_lists_in_unsupported_block_sizes_are_refused() -> None:
+    for size, block_size in ((32, 128), (16, 32), (64, 60)):
         with pytest.raises(
-            ValueError, match=f"block_size={asked} of lists must be .* {size}, that"
+            ValueError, match=f"block_size={block_size} of lists must be .* {size}, that"
         ):
             BlockSparseMask(torch.eye(4, dtype=torch.bool), size).lists(
-                4 * size, 4 * size, block_size=asked
+                4 * size, 4 * size, block_size=block_size
             )

@@ -17,7 +17,7 @@ def layout_where(n: int, sees: Callable[[int, int], bool]) -> Tensor:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_butterfly_is_its_definition(n: int) -> None:
+def test_butterfly_matches_its_definition(n: int) -> None:
     most_factors = math.ceil(math.log2(n))
     for n_factors in (None, *range(most_factors + 1)):
         powers = [2**k for k in range(most_factors if n_factors is None else n_factors)]
@@ -37,7 +37,7 @@ def test_butterfly_counts_of_powers_of_two() -> None:
         layout = butterfly(32, n_factors=n_factors)
         assert (layout.sum(0) == 1 + n_factors).all()
         assert torch.equal(layout, layout.T)
-    # below the diagonal are the partners that have one bit less
+    # partners below the diagonal have one bit fewer
     causal_rows = butterfly(32).tril().sum(1)
     assert causal_rows.tolist() == [1 + i.bit_count() for i in range(32)]
 
@@ -92,7 +92,7 @@ def test_random_is_a_function_of_the_seed() -> None:
     assert not torch.equal(layout, random(64, 8, seed=6))
 
 
-def test_random_prefers_no_block() -> None:
+def test_random_draws_blocks_uniformly() -> None:
     n, n_per_row, n_layouts = 16, 5, 400
     layouts = torch.stack([random(n, n_per_row, seed=seed) for seed in range(n_layouts)])
     p = (n_per_row - 1) / (n - 1)
@@ -109,7 +109,7 @@ def test_layouts_combine_and_name_their_device() -> None:
         strided(8, 3, device="cpu"),
         random(8, 2, seed=0, device="cpu"),
     )
-    with torch.device("meta"):  # models are built so; a layout is data all the same
+    with torch.device("meta"):  # as when a model is built; the layout must still hold data
         same = (
             butterfly(8),
             sliding_window(8, 2),

@@ -1,4 +1,4 @@
-"""Standard attention as it was written before, against the exact one."""
+"""Eager (unfused) attention against the exact reference."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from kernels.reference.standard import standard_attention
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [None, (1, 7)])
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(7, 7), (3, 7)])
-def test_it_is_standard_attention(causal, lengths, seq_q, seq_k):
+def test_matches_standard_attention(causal, lengths, seq_q, seq_k):
     torch.manual_seed(0)
     q = torch.randn(2, seq_q, 3, 5, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(2, seq_k, 3, 5, dtype=torch.float64, requires_grad=True) for _ in "kv")
@@ -23,9 +23,9 @@ def test_it_is_standard_attention(causal, lengths, seq_q, seq_k):
     expected, _ = standard_attention(q, k, v, **options)
     torch.testing.assert_close(out, expected)
     weights = torch.randn_like(out)
-    found = torch.autograd.grad(out, (q, k, v), weights)
-    for one, other in zip(found, torch.autograd.grad(expected, (q, k, v), weights), strict=True):
-        torch.testing.assert_close(one, other)
+    grads = torch.autograd.grad(out, (q, k, v), weights)
+    for grad, want in zip(grads, torch.autograd.grad(expected, (q, k, v), weights), strict=True):
+        torch.testing.assert_close(grad, want)
 
 
 def test_dropout_keeps_the_mean():
@@ -44,7 +44,7 @@ def test_dropout_keeps_the_mean():
         ({"causal": True}, "causal with T_q > T_k"),
     ],
 )
-def test_it_says_what_it_cannot_serve(options, message):
+def test_unsupported_options_are_named(options, message):
     q, k = torch.randn(1, 5, 2, 4), torch.randn(1, 4, 2, 4)
     with pytest.raises(ValueError, match=f"impl='unfused' .* does not support {message}"):
         flash_attention(q, k, k, impl="unfused", **options)

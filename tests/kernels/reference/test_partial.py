@@ -1,4 +1,4 @@
-"""Forward and backward pass in plain PyTorch against autograd, for all keys and for some."""
+"""Forward and backward pass in plain PyTorch against autograd, for all keys or a part of them."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("with_dlse", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_passes_are_those_of_autograd(name: str, with_dlse: bool) -> None:
+def test_passes_match_autograd(name: str, with_dlse: bool) -> None:
     qkv = make_qkv(2, 9, 9, 4, 2, 8, dtype=torch.float64, requires_grad=True)
     options = AttentionOptions(softmax_scale=0.6, **CASES[name])
     expected = standard_attention(*qkv, softmax_scale=0.6, **CASES[name])
@@ -38,19 +38,19 @@ def test_passes_are_those_of_autograd(name: str, with_dlse: bool) -> None:
     torch.testing.assert_close(grads, expected_grads, rtol=0, atol=1e-12)
 
 
-def test_gradients_of_a_part_of_the_keys_start_from_the_whole() -> None:
+def test_gradients_of_a_part_of_the_keys_use_out_and_lse_of_all() -> None:
     q, k, v = make_qkv(1, 6, 10, 2, 1, 8, dtype=torch.float64, requires_grad=True)
     out, lse = attn_fwd(q, k, v, AttentionOptions())
     dout = torch.randn_like(out)
-    dq, *of_keys = torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, *key_grads = torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
     for part in (slice(0, 3), slice(3, 10)):
         dq_part = torch.empty_like(q)
-        grads = (dq_part, *(x[:, part] for x in of_keys))
+        grads = (dq_part, *(x[:, part] for x in key_grads))
         attn_bwd(dout, None, q, k[:, part], v[:, part], out, lse, AttentionOptions(), grads)
         dq += dq_part
     expected = standard_attention(q, k, v, softmax_scale=1.0)[0]
     expected = torch.autograd.grad(expected, (q, k, v), dout)
-    torch.testing.assert_close((dq, *of_keys), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close((dq, *key_grads), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -61,8 +61,8 @@ def test_16_bits_are_rounded_at_the_end(dtype: torch.dtype) -> None:
     out, lse = attn_fwd(*qkv, options)
     expected, expected_lse = attn_fwd(*wide, options)
     assert torch.equal(out, expected.to(dtype)) and torch.equal(lse, expected_lse)
-    grads, of_wide = (tuple(torch.empty_like(x) for x in xs) for xs in (qkv, wide))
+    grads, wide_grads = (tuple(torch.empty_like(x) for x in xs) for xs in (qkv, wide))
     dout = torch.randn_like(out)
     attn_bwd(dout, None, *qkv, out, lse, options, grads)
-    attn_bwd(dout.float(), None, *wide, out.float(), lse, options, of_wide)
-    assert all(torch.equal(x, y.to(dtype)) for x, y in zip(grads, of_wide, strict=True))
+    attn_bwd(dout.float(), None, *wide, out.float(), lse, options, wide_grads)
+    assert all(torch.equal(x, y.to(dtype)) for x, y in zip(grads, wide_grads, strict=True))

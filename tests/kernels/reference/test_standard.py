@@ -1,4 +1,4 @@
-"""The specification of attention against PyTorch's, and that of dropout against chance."""
+"""Reference attention against PyTorch's, and its dropout against chance."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from kernels.mask.block_mask import BlockSparseMask
 from kernels.reference.standard import dropout_keep_mask, standard_attention, visible_keys
 from kernels.testing import make_qkv, relative_error
 
-# fp64: equal to rounding, and a wrong term is far larger than this
+# fp64: results agree up to rounding, and a wrong term is far larger than this
 assert_exact = partial(torch.testing.assert_close, rtol=0, atol=1e-11)
 
 
@@ -63,7 +63,7 @@ def test_lse_is_the_logarithm_of_the_summed_exponentials() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(5, 5), (3, 7), (7, 3)])
-def test_visible_keys_are_those_of_the_definition(seq_q: int, seq_k: int, causal: bool) -> None:
+def test_visible_keys_match_the_definition(seq_q: int, seq_k: int, causal: bool) -> None:
     doc_start = torch.tensor([[0, 0, 2, 1, 2, 5, 9]])[:, :seq_q].expand(2, -1)
     kv_lengths = torch.tensor([seq_k, 2])
     layout = torch.tensor([[[1]], [[0]], [[1]]], dtype=torch.bool)
@@ -104,7 +104,7 @@ def test_every_mask_hides_keys_from_standard_attention() -> None:
 def test_a_sink_is_a_key_without_a_value() -> None:
     q, k, v = make_qkv(2, 5, 7, 4, 4, 8, dtype=torch.float64)
     sinks = torch.tensor([0.5, -3.0, 40.0, 0.0], dtype=torch.float64)
-    # one more dimension, in which each query has the score that its head's sink asks for
+    # in one more dimension, each query gets the score of its head's sink
     q_sink = torch.cat((q, sinks[None, None, :, None].expand(2, 5, 4, 1)), dim=-1)
     k_sink = F.pad(F.pad(k, (0, 1)), (0, 0, 0, 0, 0, 1))
     k_sink[:, -1, :, -1] = 1 / 0.3
@@ -112,7 +112,7 @@ def test_a_sink_is_a_key_without_a_value() -> None:
     expected, expected_lse = standard_attention(q_sink, k_sink, v_sink, softmax_scale=0.3)
     out, lse = standard_attention(q, k, v, softmax_scale=0.3, sinks=sinks)
     assert_exact((out, lse), (expected[..., :-1], expected_lse))
-    # the sink is all that a row without keys has
+    # a row without keys has only the sink
     out, lse = standard_attention(q, k[:, :1], v[:, :1], causal=True, sinks=sinks)
     assert (out[:, :4] == 0).all()
     assert_exact(lse[..., :4], sinks[:, None].expand(2, 4, 4))
@@ -162,25 +162,25 @@ def test_standard_attention_gradcheck_with_all_options() -> None:
 def test_rows_without_keys_are_zero(dtype: torch.dtype) -> None:
     q, k, v = make_qkv(2, 7, 3, 4, 2, 8, dtype=dtype, requires_grad=True)
     out, lse = standard_attention(q, k, v, causal=True)
-    blind = 7 - 3
-    assert (out[:, :blind] == 0).all()
-    assert (lse[:, :, :blind] == -math.inf).all()
-    assert lse[:, :, blind:].isfinite().all()
+    no_keys = 7 - 3
+    assert (out[:, :no_keys] == 0).all()
+    assert (lse[:, :, :no_keys] == -math.inf).all()
+    assert lse[:, :, no_keys:].isfinite().all()
     # the first row with a key has only that key
-    assert torch.equal(out[:, blind], v[:, 0].repeat_interleave(2, dim=1))
+    assert torch.equal(out[:, no_keys], v[:, 0].repeat_interleave(2, dim=1))
 
     dq, dk, dv = torch.autograd.grad(
         (out, lse), (q, k, v), (torch.ones_like(out), torch.ones_like(lse))
     )
-    assert (dq[:, :blind] == 0).all()
+    assert (dq[:, :no_keys] == 0).all()
     assert all(x.isfinite().all() and x.any() for x in (dq, dk, dv))
-    # and the blind rows change nothing for the others
-    q_seeing = q[:, blind:].detach().requires_grad_()
+    # rows without keys do not change the others
+    q_seeing = q[:, no_keys:].detach().requires_grad_()
     out, lse = standard_attention(q_seeing, k, v, causal=True)
     alone = torch.autograd.grad(
         (out, lse), (q_seeing, k, v), (torch.ones_like(out), torch.ones_like(lse))
     )
-    torch.testing.assert_close((dq[:, blind:], dk, dv), alone)
+    torch.testing.assert_close((dq[:, no_keys:], dk, dv), alone)
 
 
 def test_no_keys_at_all() -> None:
@@ -198,7 +198,7 @@ def test_dtypes_and_shapes(dtype: torch.dtype) -> None:
     assert (lse.shape, lse.dtype) == ((2, 4, 5), lse_dtype)
 
 
-def test_misfits_are_refused() -> None:
+def test_mismatched_inputs_are_refused() -> None:
     q, k, v = make_qkv(2, 5, 9, 4, 2, 8)
     with pytest.raises(ValueError, match="H_kv dividing 4"):
         standard_attention(q, *make_qkv(2, 5, 9, 4, 3, 8)[1:])
@@ -228,7 +228,7 @@ def keep_mask(seed: int | Tensor, **changes: Any) -> Tensor:
 
 
 def assert_independent(a: Tensor, b: Tensor, what: str) -> None:
-    """Correlations along the last dimension, as far from 0 as those of fair coins may be."""
+    """Assert that correlations along the last dimension are as small as those of fair coins."""
     a, b = a.double(), b.double()
     a = a - a.mean(dim=-1, keepdim=True)
     b = b - b.mean(dim=-1, keepdim=True)
@@ -294,21 +294,21 @@ def test_dropout_is_independent(seed: int) -> None:
     for other in (seed + 1, seed ^ 2**31, seed ^ 2**32):
         other_heads = keep_mask(other).flatten(0, 1).flatten(1)
         assert_independent(heads, other_heads, f"seeds {seed} and {other}")
-        # nor does one seed's head 0 turn up as another head of a neighbouring seed
+        # head 0 of one seed must not equal another head of a neighboring seed
         assert_independent(heads[1:], other_heads[:-1], f"seeds {seed} and {other}, next head")
 
 
 @pytest.mark.parametrize("dropout_p", [0.02, 0.1, 0.5])
 def test_elements_that_share_a_hash_are_independent(dropout_p: float) -> None:
-    """Of the four whose query and key differ in bit 3 only, any some are dropped as by chance."""
+    """Four elements whose query and key differ only in bit 3 are dropped independently."""
     dropped = ~keep_mask(9, batch=4, n_head=8, seq_q=256, seq_k=512, dropout_p=dropout_p)
     # (query bit 3, key bit 3, group)
     groups = dropped.view(32, 16, 2, 8, 32, 2, 8).permute(2, 5, 0, 1, 3, 4, 6).flatten(2)
-    four = groups.flatten(0, 1)
-    n = four.shape[1]
+    elements = groups.flatten(0, 1)
+    n = elements.shape[1]
     for size in (1, 2, 3, 4):
-        for some in itertools.combinations(four, size):
-            count = int(torch.stack(some).all(0).sum())
+        for subset in itertools.combinations(elements, size):
+            count = int(torch.stack(subset).all(0).sum())
             expected = n * dropout_p**size
             # a Poisson tail of small counts is longer than the normal one
             assert abs(count - expected) < 5 * math.sqrt(expected) + 5, size
@@ -319,7 +319,7 @@ def test_dropout_mask_does_not_depend_on_the_lengths() -> None:
     assert torch.equal(whole, keep_mask(5))
     assert torch.equal(whole, keep_mask(torch.tensor([5])))
     assert torch.equal(whole[:1, :, :50, :70], keep_mask(5, batch=1, seq_q=50, seq_k=70))
-    # what is dropped at a low rate is dropped at a higher one
+    # elements dropped at a low rate are also dropped at a higher one
     assert not (keep_mask(5, dropout_p=0.5) & ~whole).any()
 
 
@@ -332,9 +332,9 @@ def test_dropout_refuses_bad_arguments() -> None:
             keep_mask(0, dropout_p=dropout_p)
 
 
-def test_dropout_drops_after_the_normalisation() -> None:
+def test_dropout_drops_after_the_normalization() -> None:
     q, k, _ = make_qkv(2, 6, 9, 4, 2, 8, dtype=torch.float64)
-    # with v the unit vectors, out is the dropped matrix of probabilities itself
+    # if v holds the unit vectors, out is the matrix of probabilities after dropout
     v = torch.eye(9, 8, dtype=torch.float64).view(1, 9, 1, 8).expand(2, 9, 2, 8)
     p, lse = standard_attention(q, k, v)
     dropped, lse_dropped = standard_attention(q, k, v, dropout_p=0.4, dropout_seed=3)

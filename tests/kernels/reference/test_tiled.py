@@ -20,7 +20,7 @@ from kernels.reference.tiled import (
 )
 from kernels.testing import make_qkv, relative_error
 
-# fp64: the oracles must agree to rounding, and a wrong term is far larger than this
+# fp64: the oracles agree up to rounding, and a wrong term is far larger than this
 assert_exact = partial(torch.testing.assert_close, rtol=0, atol=1e-11)
 # (T_q, T_k): one token, T below, at and next to powers of two, either side longer, rows with no key
 LENGTHS = [(1, 1), (7, 7), (31, 31), (32, 32), (33, 33), (7, 33), (33, 7), (1, 31), (31, 1)]
@@ -157,7 +157,7 @@ def test_dtypes_and_shapes(oracle: Oracle, dtype: torch.dtype) -> None:
 
 
 @each_oracle
-def test_misfits_are_refused(oracle: Oracle) -> None:
+def test_mismatched_inputs_are_refused(oracle: Oracle) -> None:
     q, k, v = make_qkv(2, 5, 9, 4, 2, 8)
     forward, _ = oracle
     with pytest.raises(ValueError, match="one shape"):

@@ -1,7 +1,8 @@
-"""Compile the kernels for sm_80, sm_90 and sm_100 and print what each needs, as JSON.
+"""Compile the kernels for sm_80, sm_90 and sm_100 and print the resources of each, as JSON.
 
-Every tile choice, and what changes what is compiled: the features of a call, several query heads a
-key head, fp32. A program of its own, because test_compile.py runs where Triton interprets kernels.
+Covers every tile choice, and all that changes the compiled code: the features of a call, several
+query heads per key head, and fp32. This is a separate program, because test_compile.py runs where
+Triton interprets kernels.
 """
 
 import json
@@ -34,7 +35,7 @@ KERNELS = {
 CAPABILITY = {"portable": 80, "hopper": 90}
 BLACKWELL = 100
 
-# Rows of the tile that an operand is read in; the others are given as pointer and strides.
+# Tile rows of the operands read as tiles; the others are passed as pointer and strides.
 TILED = {
     "fwd": {
         "q": "BLOCK_M",
@@ -48,7 +49,7 @@ TILED = {
     "dq": {"k": "BLOCK_N", "v": "BLOCK_N", "dq": "BLOCK_M"},
 }
 OPERANDS = {"q", "k", "v", "k_masked", "v_masked", "out", "dout", "dq", "dk", "dv"}
-# Pointers that are None where the call does not use the feature.
+# Pointers that are None if the call does not use the feature.
 OPTIONAL_POINTERS = {
     "seed_ptr": "dropout",
     "doc_ptr": "documents",
@@ -70,7 +71,7 @@ VARIANTS = {
     "whole blocks": Features(mask_block_size=128, masked_loop=False),
     "whole tiles": Features(masked_loop=False),
 }
-# The table of a variant, where it has one of its own: tuning.backward_dkdv_tiles
+# Tables of the variants that have one of their own: tuning.backward_dkdv_tiles
 DKDV_TABLE = {
     "dropout": "hopper, small",
     "mask": "hopper, small",
@@ -128,7 +129,7 @@ def pointer_type(arg: str) -> str:
 
 
 def signature_of(case: Case) -> tuple[dict, dict, dict]:
-    """Types, constants and alignment of a call on ordinary tensors: aligned, strides of 16 n."""
+    """Types, constants and alignment of a call on aligned tensors with strides of 16 n."""
     kernel, _ = KERNELS[case.kernel]
     chosen = case.tiles
     constants = {
@@ -185,7 +186,7 @@ def compile_case(case: Case):
 
 
 def cuobjdump(cubin: bytes, option: str) -> str:
-    """What NVIDIA's program prints of a compiled kernel."""
+    """Output of NVIDIA's cuobjdump for a compiled kernel."""
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -195,15 +196,15 @@ def cuobjdump(cubin: bytes, option: str) -> str:
 
 
 def registers_and_stack(cubin):
-    """Registers, and bytes of stack, of a thread; a stack means that registers were spilled."""
+    """Registers and bytes of stack per thread; a stack means that registers were spilled."""
     text = cuobjdump(cubin, "-res-usage")
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    assert found, text
-    return int(found[1]), int(found[2])
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert usage, text
+    return int(usage[1]), int(usage[2])
 
 
 def matrix_instruction(ptx: str) -> str:
-    """What multiplies the tiles: Blackwell's, Hopper's or Ampere's instruction, or scalar ones."""
+    """Matrix instruction of a kernel: Blackwell's, Hopper's or Ampere's, or scalar fma."""
     for instruction, name in (("tcgen05.mma", "tcgen05"), ("wgmma.mma_async", "wgmma")):
         if instruction in ptx:
             return name

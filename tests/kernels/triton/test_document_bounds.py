@@ -1,4 +1,4 @@
-"""Bounds of what documents show against their definition."""
+"""Document bounds against their definition."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_bounds_of_any_documents(seq_q, n_tiles, tile_size, in_order, device):
     doc_start = numbers.integers(-20, n_tiles * tile_size + 50, (3, seq_q), np.int32)
     if in_order:
         doc_start.sort(axis=1)
-    doc_start[2] = 5 * tile_size - 1  # one document: the last key of a tile, the first of none
+    doc_start[2] = 5 * tile_size - 1  # one document, which starts at the last key of a tile
     tiles, blocks = document_bounds(torch.from_numpy(doc_start).to(device), seq_k, tile_size)
     expected_tiles, expected_blocks = in_python.document_bounds(doc_start, n_tiles, tile_size)
     np.testing.assert_array_equal(tiles.cpu().numpy(), expected_tiles)

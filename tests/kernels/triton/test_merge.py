@@ -23,7 +23,7 @@ from tests.kernels.grids import each_of
 )
 @pytest.mark.parametrize("rows", [slice(0, 7), slice(3, 7)], ids=["all rows", "some"])
 @pytest.mark.parametrize("head_dim", [8, 24])
-def test_merging_is_attention_of_all_keys(impl, dtype, device, rows, head_dim):
+def test_merging_matches_attention_of_all_keys(impl, dtype, device, rows, head_dim):
     merge = merge_module(impl).merge
     q, k, v = make_qkv(2, 7, 12, 3, 3, head_dim, dtype=dtype, device=device)
 
@@ -56,7 +56,7 @@ def test_merging_is_attention_of_all_keys(impl, dtype, device, rows, head_dim):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_repeats_bit_for_bit(dtype):
-    """Several warps of a program look at one row, and none at what another has made of it."""
+    """Several warps of a program read one row, and none reads what another has written."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def numbers(*shape):

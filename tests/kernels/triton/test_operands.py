@@ -65,8 +65,8 @@ def test_descriptors_and_pointers_give_equal_bits_on_a_gpu(options, head_dim, mo
     check_equal_bits("cuda", 200, 256, head_dim, options, monkeypatch)
 
 
-@pytest.mark.skipif(not operands.is_interpreted(), reason="asks no GPU for its capability")
-def test_what_tma_cannot_address_goes_through_pointers():
+@pytest.mark.skipif(not operands.is_interpreted(), reason="does not ask a GPU for its capability")
+def test_tensors_that_tma_cannot_address_use_pointers():
     wide = torch.zeros(2, 8, 3, 72, dtype=torch.float16)
     assert is_descriptor(wide) and is_descriptor(wide[..., 8:])
     assert not is_descriptor(wide[..., 4:])  # starts at 8 bytes

@@ -1,4 +1,4 @@
-"""Which tiles a call gets: from the tables, from a file of measurements, and a mask's limit."""
+"""Choice of tiles: from the tables, from a file of measurements, and within a mask's blocks."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from kernels.triton.tiles import FP32, MAX_BLOCK, TABLES, Tiles
 tuning = pytest.importorskip("kernels.triton.tuning")
 
 
-def test_no_tile_is_larger_than_what_offsets_allow():
+def test_no_tile_is_too_large_for_its_offsets():
     choices = [*FP32.values(), *(t for tables in TABLES.values() for d in tables.values()
                                  for t in d.values())]  # fmt: skip
     assert max(max(t.block_m, t.block_n) for t in choices) <= MAX_BLOCK
@@ -23,7 +23,7 @@ def test_no_tile_is_larger_than_what_offsets_allow():
 
 
 @pytest.mark.parametrize("block_size", [16, 64, 256])
-def test_a_tile_lies_within_a_block_of_the_mask(block_size):
+def test_a_tile_is_within_a_block_of_the_mask(block_size):
     q = torch.empty(1, 300, 1, 40, dtype=torch.float16)
     options = AttentionOptions(mask_block_size=block_size)
     for tiles in (
@@ -48,14 +48,14 @@ def test_a_tile_lies_within_a_block_of_the_mask(block_size):
         (1000, 1000, {"causal": True, "window_size": 900}, 500),
     ],
 )
-def test_how_many_keys_a_query_sees(seq_q, seq_k, options, keys):
+def test_keys_per_query(seq_q, seq_k, options, keys):
     q, k = torch.empty(1, seq_q, 1, 64), torch.empty(1, seq_k, 1, 64)
     assert tuning.keys_per_query(q, k, AttentionOptions(**options)) == keys
 
 
-def test_how_many_keys_a_query_sees_under_a_mask():
+def test_keys_per_query_under_a_mask():
     layout = torch.zeros(2, 4, 4, dtype=torch.bool)
-    layout[0, :, 0] = layout[1, 0] = True  # one block a row, and four in a single row
+    layout[0, :, 0] = layout[1, 0] = True  # head 0: one block per row; head 1: four in a single row
     lists = BlockSparseMask(layout, 32).lists(128, 128)
     options = AttentionOptions(
         mask_rows=lists.rows, mask_row_blocks=lists.row_blocks, mask_block_size=32
@@ -77,7 +77,7 @@ def test_how_many_keys_a_query_sees_under_a_mask():
         (256, 256, {"doc_start": torch.zeros(1, 256)}, True),
     ],
 )
-def test_without_a_tile_to_mask_there_is_no_loop_for_it(seq_q, seq_k, options, masked):
+def test_without_masked_tiles_there_is_no_masked_loop(seq_q, seq_k, options, masked):
     q, k = torch.empty(1, seq_q, 1, 64), torch.empty(1, seq_k, 1, 64)
     features = tuning.launch_options(q, k, AttentionOptions(**options))["features"]
     assert features.unmasked_loop and features.masked_loop is masked
@@ -107,7 +107,7 @@ def test_the_first_exception_for_a_head_dim_is_chosen(hopper):
     assert chosen("forward", 64).block_n != chosen("forward", 64, *both).block_n
 
 
-def test_measured_tiles_take_the_place_of_exceptions(hopper):
+def test_measured_tiles_replace_exceptions(hopper):
     tuning.use_measured_tiles("forward", "GPU", 64, Tiles(32, 32, 4, 2))
     assert chosen("forward", 64, "hopper, short").block_m == 32
 
@@ -125,12 +125,12 @@ def test_every_exception_is_in_a_table():
             (short, AttentionOptions(mask_block_size=64, mask_loops=3)),
         ):
             calls.append((name, k, options))
-    asked = set()
+    used = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "_tiles", lambda kernel, exceptions, *_: asked.update(exceptions))
+        patch.setattr(tuning, "_tiles", lambda kernel, exceptions, *_: used.update(exceptions))
         for name, k, options in calls:
             getattr(tuning, name)(short, k, options)
-    assert asked == {name for name in names if "," in name}
+    assert used == {name for name in names if "," in name}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_every_exception_is_in_a_table():
         ({"mask_block_size": 64, "mask_loops": 3}, ("hopper, small",)),
     ],
 )
-def test_what_the_dkdv_kernel_makes_an_exception_for(options, exceptions, monkeypatch):
+def test_exceptions_of_the_dkdv_kernel(options, exceptions, monkeypatch):
     monkeypatch.setattr(tuning, "_tiles", lambda kernel, exceptions, *_: exceptions)
     q = torch.empty(1, 128, 2, 64)
     assert tuning.backward_dkdv_tiles(q, q, AttentionOptions(**options)) == exceptions
@@ -159,7 +159,7 @@ def cache(tmp_path, monkeypatch):
     tuning.measured_tiles.cache_clear()
 
 
-def test_without_a_file_nothing_is_measured(cache):
+def test_without_a_file_there_are_no_measured_tiles(cache):
     assert tuning.measured_tiles("GPU 1") == {kernel: {} for kernel in TABLES}
 
 
@@ -181,14 +181,14 @@ def test_a_damaged_file_is_named(cache, text):
         tuning.measured_tiles("GPU")
 
 
-def test_a_pipe_is_not_waited_for(cache):
+def test_a_pipe_is_refused_without_waiting(cache):
     os.mkfifo(tuning.measured_tiles_file("GPU"))
     with pytest.raises(ValueError, match="tiles-GPU.*it is not a file of a few lines"):
         tuning.measured_tiles("GPU")
 
 
 @pytest.mark.gpu
-def test_tuning_keeps_what_it_measured(cache, monkeypatch):
+def test_tuning_saves_its_measurements(cache, monkeypatch):
     from scripts import tune_attention
 
     too_large = Tiles(128, 128, 4, 5)
@@ -197,8 +197,8 @@ def test_tuning_keeps_what_it_measured(cache, monkeypatch):
     )
     tune_attention.main(["--head-dims", "256", "--seq-len", "256"])
     (file,) = cache.iterdir()
-    kept = json.loads(file.read_text())
+    saved = json.loads(file.read_text())
     tuning.measured_tiles.cache_clear()
     read = tuning.measured_tiles(torch.cuda.get_device_name())
-    assert {k: {int(d): Tiles(**t) for d, t in v.items()} for k, v in kept.items()} == read
+    assert {k: {int(d): Tiles(**t) for d, t in v.items()} for k, v in saved.items()} == read
     assert all(tiles in ({}, {256: Tiles(64, 32, 4, 2)}) for tiles in read.values())

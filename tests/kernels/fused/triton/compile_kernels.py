@@ -1,6 +1,6 @@
-"""Compile the kernels of a training step beside those of attention; print what each needs, as JSON.
+"""Compile the kernels of a training step except attention; print the resources of each, as JSON.
 
-For sm_80, sm_90 and sm_100. A program of its own, as compile_kernels.py is one.
+For sm_80, sm_90 and sm_100. A separate program, like tests/kernels/triton/compile_kernels.py.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.kernels.triton.compile_kernels import registers_and_stack
 
 TILES = {"ROWS": gelu.ROWS, "COLUMNS": gelu.COLUMNS}
 LOSS = {"BLOCK_V": cross_entropy.BLOCK_V, "weights_ptr": None}
-# name -> kernel, its constants, and what it is launched with
+# name -> kernel, its constants, and its launch options
 KERNELS = {
     "adamw": (
         adamw.adamw_kernel,
@@ -68,7 +68,7 @@ FP32 = (
 
 
 def type_of(name: str, dtype: str) -> str:
-    """Of a parameter that is no constant."""
+    """Type of a parameter that is not a constant."""
     if name in ("targets_ptr", "addresses_ptr", "sizes_ptr"):
         return "*i64"
     if name == "blocks_ptr":
@@ -82,7 +82,7 @@ def measure(name: str, capability: int, dtype: str) -> dict[str, object]:
     kernel, constants, options = KERNELS[name]
     names = kernel.arg_names
     signature = {arg: "constexpr" if arg in constants else type_of(arg, dtype) for arg in names}
-    places = {(names.index(arg),): value for arg, value in constants.items()}
+    constexprs = {(names.index(arg),): value for arg, value in constants.items()}
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, arg in enumerate(names)
@@ -90,7 +90,7 @@ def measure(name: str, capability: int, dtype: str) -> dict[str, object]:
         and (arg.endswith("_ptr") or arg in ("width", "logits_stride", "n_columns", "parts_stride"))
     }
     compiled = triton.compile(
-        ASTSource(kernel, signature, places, aligned),
+        ASTSource(kernel, signature, constexprs, aligned),
         target=GPUTarget("cuda", capability, 32),
         options=options,
     )
@@ -107,13 +107,13 @@ def measure(name: str, capability: int, dtype: str) -> dict[str, object]:
 
 
 def main() -> None:
-    found = [
+    results = [
         measure(name, capability, dtype)
         for name in KERNELS
         for capability in (80, 90, 100)
         for dtype in ("bf16", "fp32")
     ]
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":
