@@ -1,7 +1,7 @@
-"""Compile what ships of the Hopper kernels for sm_90a and print what each needs, as JSON.
+"""Compile the shipped Hopper kernels for sm_90a and print the resources of each, as JSON.
 
-With a number, the first so many of each pass alone. A program of its own, because test_compile.py
-runs where Triton interprets kernels.
+An argument N limits this to the first N kernels of each pass. This is a separate program, because
+test_compile.py runs where Triton interprets kernels.
 """
 
 import contextlib
@@ -37,10 +37,10 @@ from kernels.hopper.launch import DTYPES, parameter_layout
 from kernels.options import Features
 from tests.kernels.triton.compile_kernels import cuobjdump
 
-# Dense calls on both sides of what a plan depends on
+# Dense calls on both sides of each threshold of a plan.
 QUERIES = [SHORT_FULL, SHORT_CAUSAL, SHORT_CAUSAL + 1]
 KEYS_OF_A_CALL = [SHORT_CAUSAL, SHORT_CAUSAL + 1, SHORT_CAUSAL + 128]
-# and what else a call may ask for.
+# Options of a call.
 VARIANTS = [
     Features(lengths=True),
     Features(dropout=True),
@@ -54,7 +54,7 @@ VARIANTS = [
         True, window=True, documents=True, lengths=True, softcap=True, sinks=True, dropout=True
     ),
 ]
-# Of a block-sparse mask: without a block to mask, with a diagonal, with rows that see nothing.
+# Block-sparse masks: without a block to mask, with a diagonal, with rows that see nothing.
 MASKS = [
     Features(masked_loop=False),
     Features(causal=True),
@@ -73,7 +73,7 @@ class Case:
 
     plan: Plan | BackwardPlan
     dtype: torch.dtype = torch.bfloat16
-    side: str = ""  # "preprocess", "document_bounds" or "split_reduce": a small kernel beside it
+    side: str = ""  # a helper kernel: "preprocess", "document_bounds" or "split_reduce"
 
     @property
     def kernel(self) -> str:
@@ -94,13 +94,13 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """What ships, the backward pass first."""
+    """All shipped kernels, the backward pass first."""
     yield from backward_cases()
     yield from forward_cases()
 
 
 def backward_cases() -> Iterator[Case]:
-    """What `attn_bwd` can ask for, each once, in bf16; and one in fp16."""
+    """Kernels that `attn_bwd` can use, each once in bf16, and one in fp16."""
     for head_dim in BACKWARD_HEAD_DIMS:
         for keys, causal in itertools.product([4096, 4000], [True, False]):
             plan = backward_plan(head_dim, keys, Features(causal=causal))
@@ -118,12 +118,12 @@ def backward_cases() -> Iterator[Case]:
             plan = backward_plan(head_dim, 4096, features)
             assert plan is not None
             yield Case(plan)
-        yield Case(plan, side="split_reduce")  # of a mask
+        yield Case(plan, side="split_reduce")  # for masks
     yield Case(plan, side="document_bounds")
 
 
 def forward_cases() -> Iterator[Case]:
-    """What `attn_fwd` can ask for, each once, in bf16; and one in fp16."""
+    """Kernels that `attn_fwd` can use, each once in bf16, and one in fp16."""
     head_dims = [64, 128, 256]
     dense = itertools.product(
         head_dims, QUERIES, KEYS_OF_A_CALL, [Features(causal=True), Features()]
@@ -140,16 +140,16 @@ def forward_cases() -> Iterator[Case]:
         for features in [*MASKS, VARIANTS[-2], VARIANTS[-1]]
         for packed in ([False, True] if block_size == KEYS else [False])
     )
-    found = dict.fromkeys(Case(forward_plan(*call)) for call in (*dense, *variants, *listed))
-    yield from found
-    yield replace(next(iter(found)), dtype=torch.float16)
+    unique = dict.fromkeys(Case(forward_plan(*call)) for call in (*dense, *variants, *listed))
+    yield from unique
+    yield replace(next(iter(unique)), dtype=torch.float16)
 
 
 def compile_case(case: Case):
-    """The compiled kernel, and what ptxas said of it."""
-    # Triton's own run of ptxas: a wheel has two of them, and options that only Triton knows
+    """Compile a case; returns the kernel and the log of ptxas."""
+    # Use Triton's own run of ptxas: a wheel has two versions, and only Triton knows the options.
     knobs.nvidia.dump_ptxas_log = True
-    knobs.compilation.always_compile = True  # nothing is said of what the cache has
+    knobs.compilation.always_compile = True  # cached kernels have no log
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
         compiled = case.compile()
@@ -157,50 +157,50 @@ def compile_case(case: Case):
 
 
 def reused_barriers(ptx: str) -> list[int]:
-    """Where in shared memory a barrier was made, and numbers are read or written, too.
+    """Offsets in shared memory that hold a barrier and are also read or written as data.
 
-    Triton gives the memory of a barrier that nobody uses to others, without an mbarrier.inval. When
-    another process takes the GPU from a program and gives it back, the barrier is back as well.
+    Triton reuses the memory of a barrier that is no longer used, without an mbarrier.inval. When
+    another process preempts the program, the barrier is restored along with the program.
     """
     offsets = dict(re.findall(r"add\.s32\s+(%r\d+), %r\d+, (\d+);", ptx)) | {"global_smem": "0"}
     barriers = {int(offsets[x]) for x in re.findall(r"mbarrier\.init\S* \[(%r\d+)\]", ptx)}
     numbers = re.findall(r"(?:ld|st)\.shared\.[^;\[]*\[\s*(\w+|%r\d+)\s*\+\s*(\d+)\s*\]", ptx)
     places = {int(offsets[base]) + int(offset) for base, offset in numbers if base in offsets}
-    assert barriers and places, "the compiler writes PTX in another way"
+    assert barriers and places, "the compiler writes PTX in a different form"
     return sorted(x for x in barriers if any(x <= place < x + 8 for place in places))
 
 
 def before_discards(ptx: str) -> list[str]:
-    """What comes last before memory is given up: a read of it, or a barrier behind all reads."""
+    """Last event before each discard of memory: a read of it, or a barrier after all reads."""
     events = re.findall(r"ld\.global\.cg|bar\.sync|discard\.global", ptx)
-    return [x for x, then in itertools.pairwise(events) if then == "discard.global"]
+    return [x for x, event in itertools.pairwise(events) if event == "discard.global"]
 
 
 def measure(case: Case) -> dict[str, object]:
     plan = case.plan
     compiled, log = compile_case(case)
-    found = re.search(r"(\d+) bytes stack frame.*Used (\d+) registers", log, re.DOTALL)
-    assert found, log
+    usage = re.search(r"(\d+) bytes stack frame.*Used (\d+) registers", log, re.DOTALL)
+    assert usage, log
     sass = cuobjdump(compiled.asm["cubin"], "-sass")
     dense = asdict(Features())
-    of_forward = {}
+    forward_fields = {}
     if isinstance(plan, Plan):
-        of_forward = {
+        forward_fields = {
             "groups": plan.teams * plan.groups,
             "cut": plan.cut,
             "pingpong": plan.pingpong,
         }
-    return of_forward | {
+    return forward_fields | {
         "kernel": case.kernel,
         "two_groups": isinstance(plan, BackwardPlan) and plan.groups == 2,
         "block_d": plan.block_d,
         "features": [name for name, x in asdict(plan.features).items() if x != dense[name]],
         "dtype": DTYPES[case.dtype].name,
-        "stack": int(found[1]),  # bytes of a thread
-        "registers": int(found[2]),
-        "notes": sorted(set(re.findall(r"C75\d\d", log))),  # of ptxas, on wgmma and setmaxnreg
-        "shared": compiled.metadata.shared,  # bytes of a program
-        # of a launch, as `struct` names them
+        "stack": int(usage[1]),  # bytes per thread
+        "registers": int(usage[2]),
+        "notes": sorted(set(re.findall(r"C75\d\d", log))),  # from ptxas, on wgmma and setmaxnreg
+        "shared": compiled.metadata.shared,  # bytes per program
+        # of a launch, as a `struct` format
         "parameters": re.sub(r"\d+x|<", "", parameter_layout(compiled.asm["ptx"])[0].format),
         # named barriers: [number, threads], or the number alone for all threads of a program
         "barriers": sorted(
@@ -210,7 +210,7 @@ def measure(case: Case) -> dict[str, object]:
             }
         ),
         "reused_barriers": [] if case.side else reused_barriers(compiled.asm["ptx"]),
-        # of memory that other programs write: what is read after them, and what is read to wait
+        # loads of memory that other programs write: acquire loads, and relaxed loads that poll
         "acquires": len(re.findall(r"ld\.global\.gpu\.acquire", compiled.asm["ptx"])),
         "relaxed": len(re.findall(r"ld\.global\.gpu\.relaxed", compiled.asm["ptx"])),
         "before_discards": before_discards(compiled.asm["ptx"]),
@@ -219,12 +219,12 @@ def measure(case: Case) -> dict[str, object]:
 
 
 def main():
-    chosen = list(cases())
+    selected = list(cases())
     if len(sys.argv) > 1:
         passes = (backward_cases(), forward_cases())
-        chosen = [x for cases in passes for x in itertools.islice(cases, int(sys.argv[1]))]
+        selected = [x for cases in passes for x in itertools.islice(cases, int(sys.argv[1]))]
     with ProcessPoolExecutor() as pool:
-        sys.stdout.write(json.dumps(list(pool.map(measure, chosen))))
+        sys.stdout.write(json.dumps(list(pool.map(measure, selected))))
 
 
 if __name__ == "__main__":

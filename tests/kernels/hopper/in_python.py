@@ -1,4 +1,4 @@
-"""Stand-ins for Gluon, so that arithmetic of its kernels runs in Python, and random calls."""
+"""Stand-ins for Gluon, so that the arithmetic of kernels runs in Python, and random calls."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from kernels.reference.standard import visible_keys
 
 
 class Pointer:
-    """To a number of an array, as kernels have it."""
+    """Pointer to a number of an array, as in a kernel."""
 
     def __init__(self, array, at=0):
         self.array, self.at = array.reshape(-1), at
@@ -22,12 +22,12 @@ class Pointer:
     def load(self, mask=True, other=None):
         if not mask:
             return other
-        found = self.array[self.at]
-        return Number(found) if np.ndim(found) == 0 else found
+        value = self.array[self.at]
+        return Number(value) if np.ndim(value) == 0 else value
 
 
 class Number(int):
-    """A scalar of a kernel."""
+    """Scalar, as in a kernel."""
 
     def to(self, dtype):
         return self
@@ -50,7 +50,7 @@ GL = SimpleNamespace(
 
 
 def packed_in_python(monkeypatch):
-    """The functions for packed lists in Python."""
+    """The functions for packed lists, as plain Python."""
     from kernels.hopper import block_list  # needs Triton
 
     for name in ("PART", "ALL_PARTS"):
@@ -59,44 +59,44 @@ def packed_in_python(monkeypatch):
 
 
 def all_in_parts(in_parts, parts):
-    """Which queries and keys of a block of 64 meet in its parts: (64, 64) bool."""
+    """(64, 64) bool: the pairs of queries and keys that the parts of a block of 64 cover."""
     n = np.arange(64)
     return torch.from_numpy(in_parts(int(parts), n[:, None], n[None]))
 
 
-def a_call(draw):
-    """Lengths, features, and the options of a call, drawn at random."""
+def random_call(draw):
+    """Draw the lengths, features and options of a call at random."""
     seq_q, seq_k = draw.randint(1, 700), draw.randint(1, 700)
     if draw.random() < 0.4:
         seq_q = seq_k = draw.choice([seq_k, 64, 128, 192, 256, 640])
     window_size = draw.choice([1, 2, 17, 64, 100, 128, 200, 500])
     names = ("causal", "window", "documents", "lengths")
-    on = {name: draw.random() < 0.4 for name in names}
-    on["causal"] |= draw.random() < 0.3
-    on["window"] &= window_size < max(seq_q, seq_k)
+    used = {name: draw.random() < 0.4 for name in names}
+    used["causal"] |= draw.random() < 0.3
+    used["window"] &= window_size < max(seq_q, seq_k)
     numbers = np.random.default_rng(draw.randint(0, 2**31))
-    doc_start = numbers.integers(-50, seq_k + 50, (1, seq_q))  # any numbers will do
+    doc_start = numbers.integers(-50, seq_k + 50, (1, seq_q))  # any numbers are valid
     if draw.random() < 0.5:
         doc_start.sort(axis=1)
-    return seq_q, seq_k, Features(**on), window_size, doc_start, numbers.integers(0, seq_k + 1, 1)
+    return seq_q, seq_k, Features(**used), window_size, doc_start, numbers.integers(0, seq_k + 1, 1)
 
 
 def document_bounds(doc_start, n_tiles, tile_size):
-    """`kernels.triton.document_bounds` by its definition; all are numpy arrays."""
+    """`kernels.triton.document_bounds` by its definition, on numpy arrays."""
     batch, seq_q = doc_start.shape
     tiles = np.empty((batch, n_tiles, 2), np.int32)
     blocks = np.empty((batch, -(-seq_q // 128)), np.int32)
-    for starts, of_tiles, of_blocks in zip(doc_start, tiles, blocks, strict=True):
+    for starts, sample_tiles, sample_blocks in zip(doc_start, tiles, blocks, strict=True):
         for tile in range(n_tiles):
-            hides = np.flatnonzero(starts > tile * tile_size)
-            shows = np.flatnonzero(starts < (tile + 1) * tile_size)
-            of_tiles[tile] = min(hides, default=seq_q), max(shows + 1, default=0)
-        of_blocks[:] = [starts[block * 128 :].min() for block in range(len(of_blocks))]
+            hiding = np.flatnonzero(starts > tile * tile_size)
+            showing = np.flatnonzero(starts < (tile + 1) * tile_size)
+            sample_tiles[tile] = min(hiding, default=seq_q), max(showing + 1, default=0)
+        sample_blocks[:] = [starts[block * 128 :].min() for block in range(len(sample_blocks))]
     return tiles, blocks
 
 
-def what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths):
-    """The keys that each query of such a call sees, by the reference: (T_q, T_k)."""
+def visible_pairs(seq_q, seq_k, features, window_size, doc_start, kv_lengths):
+    """(T_q, T_k) bool: the keys that each query of a call sees, from the reference."""
     return visible_keys(
         seq_q,
         seq_k,
@@ -107,8 +107,8 @@ def what_is_seen(seq_q, seq_k, features, window_size, doc_start, kv_lengths):
     ).view(seq_q, seq_k)
 
 
-def mask_of(draw, seq_q, seq_k, block_size, n_head):
-    """A layout of coin flips, some of its rows and columns empty; or with a long column."""
+def random_block_mask(draw, seq_q, seq_k, block_size, n_head):
+    """Random block mask with some empty rows and columns, and sometimes with a full column."""
     n_q, n_k = -(-seq_q // block_size), -(-seq_k // block_size)
     layout = np.random.default_rng(draw.randint(0, 2**31)).random((n_head, n_q, n_k)) < 0.5
     layout[:, draw.randint(0, 6) :: 7] = False

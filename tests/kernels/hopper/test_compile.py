@@ -1,4 +1,4 @@
-"""What ships of the Hopper kernel compiles to what it was written for: this needs no GPU."""
+"""Shipped Hopper kernels compile to the intended code: this needs no GPU."""
 
 import pytest
 
@@ -6,16 +6,16 @@ triton = pytest.importorskip("triton")
 PROGRAM = "tests/kernels/hopper/compile_kernels.py"
 
 
-def test_one_configuration_of_each_pass_compiles_as_meant(printed_by):
+def test_one_configuration_of_each_pass_compiles_as_intended(printed_by):
     for result in printed_by(PROGRAM, "1"):
-        assert_as_meant(result)
+        assert_as_intended(result)
 
 
 @pytest.mark.slow
-def test_every_shipped_configuration_compiles_as_meant(printed_by):
+def test_every_shipped_configuration_compiles_as_intended(printed_by):
     results = printed_by(PROGRAM)
     for result in results:
-        assert_as_meant(result)
+        assert_as_intended(result)
 
     compiled = {
         (x["block_d"], x["groups"], "causal" in x["features"], x["cut"])
@@ -30,7 +30,7 @@ def test_every_shipped_configuration_compiles_as_meant(printed_by):
     assert {x["dtype"] for x in results} == {"bf16", "fp16"}
 
 
-def assert_as_meant(result):
+def assert_as_intended(result):
     count = result["instructions"]
     if result["kernel"] == "bwd_preprocess":
         # four 16-byte loads of out and four of dout at 64 columns, twice as many at 128
@@ -48,12 +48,12 @@ def assert_as_meant(result):
     for instruction in (
         "HGMMA",  # wgmma
         "UTMALDG",  # the copy engine loads
-        "UTMASTG",  # and stores
+        "UTMASTG",  # the copy engine stores
         "USETMAXREG",  # the producer gives its registers to the consumers
         "MUFU",  # 2^x by the special function unit
     ):
         assert count[instruction] > 0, (instruction, result)
-    # probabilities of two bytes are packed as they are rounded: nothing puts bytes together again
+    # 16-bit probabilities are packed in pairs as they are rounded: no bytes are permuted later
     assert count["PRMT"] < 16, result
     assert result["reused_barriers"] == [], result
     assert result["shared"] <= 227 * 1024, result
@@ -62,32 +62,32 @@ def assert_as_meant(result):
 
 
 def assert_backward(result):
-    # what `BackwardLaunch` packs for a launch
+    # the parameters that `BackwardLaunch` packs
     side_tensors = {"documents": 3, "lengths": 1, "dropout": 1, "mask_block_size": 3}
     pointers = 3 + sum(side_tensors.get(name, 0) for name in result["features"])
     assert result["parameters"] == 8 * "128s" + pointers * "q" + "iiiii" + "ffff" + "iiiiii", result
-    # sums of dq are added 16 bytes at a time, at 128 columns by each of two groups in the loop and
-    # behind it, and by one in two parts
+    # dq is added 16 bytes at a time. At 128 columns, each of two groups adds in the loop and after
+    # it, and a single group adds in two parts.
     wide = result["block_d"] == 128
     additions = (4 if result["two_groups"] else 2) if wide else 1
     assert result["instructions"]["REDG.E.ADD.F32x4"] == 8 * additions, result
-    # what programs before added is read behind an acquire
+    # sums of earlier programs are read after an acquire
     assert result["acquires"] == result["relaxed"] == 1, result
-    # and nobody gives up what another thread has yet to read
+    # no thread discards what another thread still has to read
     assert result["before_discards"] == ["bar.sync"] * additions, result
-    # bytes that are spilled, nearly all between two key tiles; Triton 3.9 brings a later ptxas
+    # spilled bytes, nearly all between two key tiles; Triton 3.9 has a later ptxas
     spilled = 320 if triton.__version__.startswith("3.9.") else 240
     dense = set(result["features"]) <= {"causal"}
     assert result["stack"] <= ((spilled if wide else 96) if dense else 464), result
 
 
 def assert_forward(result):
-    # what `ForwardLaunch` packs for a launch
+    # the parameters that `ForwardLaunch` packs
     listed = "mask_block_size" in result["features"]
     side_tensors = {"documents", "lengths", "sinks", "dropout"} & set(result["features"])
     maps, pointers = 4 * "128s", (2 + len(side_tensors) + 2 * listed) * "q"
     assert result["parameters"] == maps + pointers + "iiiii" + "fff" + "iiiiii", result
-    # pingpong takes three named barriers that Triton does not use
+    # pingpong uses three named barriers that Triton does not use
     pingpong = {(8 + group, 256) for group in range(3)} if result["pingpong"] else set()
     barriers = set(map(tuple, result["barriers"]))
     assert pingpong <= barriers, result
@@ -96,11 +96,11 @@ def assert_forward(result):
 
 
 def spilled(block_d, groups, features, **_):
-    """Bytes of stack that a thread may have: none with what an H100 was measured with, Triton 3.6,
-    but at 256 columns, where the output takes half of the registers: a few, between row tiles.
+    """Bytes of stack allowed per thread.
 
-    Triton 3.9 brings a later ptxas, 13.4, which does not find room for all that three or four
-    groups hold where something is masked: nearly all of it is used between two row tiles.
+    Triton 3.6, which the H100 was measured with, spills only at 256 columns: the output takes half
+    of the registers there, and a few are spilled between row tiles. Triton 3.9 has a later ptxas,
+    13.4, which also spills for three or four groups with masks, mostly between two row tiles.
     """
     everything = len(features) > 4
     if triton.__version__.startswith("3.9."):
@@ -114,22 +114,22 @@ def spilled(block_d, groups, features, **_):
 
 
 @pytest.mark.slow
-def test_products_with_a_gelu_compile_as_meant(printed_by):
-    found = printed_by("tests/kernels/hopper/gemm/compile_gemms.py")
-    assert [(x["gradient"], x["gelu"]) for x in found] == [
+def test_gemms_with_a_gelu_compile_as_intended(printed_by):
+    results = printed_by("tests/kernels/hopper/gemm/compile_gemms.py")
+    assert [(x["gradient"], x["gelu"]) for x in results] == [
         *((False, True), *2 * ((True, False), (True, True)), (False, True))
     ]
-    for result in found:
-        # as of attention: nothing waits that need not, all roles have the registers they ask for
+    for result in results:
+        # as for attention: no needless waits, and all roles get the registers they request
         assert result["notes"] == [], result
         assert all(count > 0 for count in result["instructions"].values()), result
         assert result["reused_barriers"] == [], result
         assert result["shared"] <= 227 * 1024, result
-        # maps of the factors, of h, and of what is stored; bias, and sums of a gradient; sizes
+        # maps of the factors, of h and of the stored outputs; bias, and sums of its gradient; sizes
         maps = 2 + 1 + result["gradient"] + result["gelu"]
         pointers = result["bias"] * (1 + result["gradient"])
         assert result["parameters"] == maps * "128s" + pointers * "q" + "iiii", result
-        # what is spilled is used at the end of a tile alone; Triton 3.9 brings a later ptxas
+        # spilled bytes are used only at the end of a tile; Triton 3.9 has a later ptxas
         spilled = 144 if triton.__version__.startswith("3.9.") else 64
         both = result["gradient"] and result["gelu"]
         assert result["stack"] <= (spilled if both else 0), result

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def capturing(monkeypatch):
-    """A GPU whose stream is being captured while the list holds True."""
+    """Stand-in for a GPU: its stream is being captured while the last item of the list is True."""
     state = [False]
     stream = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state[-1])
@@ -40,10 +40,10 @@ def test_launches_on_one_stream_share_a_pair_of_counters(capturing):
 
 def test_each_captured_launch_has_a_pair_of_its_own(capturing):
     counters = TileCounters()
-    of_stream = counters.pair(CPU, 1)
+    stream_pair = counters.pair(CPU, 1)
     capturing.append(True)
     taken = [counters.pair(CPU, 1).data_ptr() for _ in range(5)]
-    assert len({of_stream.data_ptr(), *taken}) == 6
+    assert len({stream_pair.data_ptr(), *taken}) == 6
 
 
 def test_a_graph_that_is_captured_first_keeps_its_own_counters(capturing):
@@ -64,7 +64,7 @@ def test_counters_are_allocated_outside_of_this_threads_memory_pools(capturing, 
     assert len(threads) == 1 and threads[0] != threading.get_ident()
 
 
-def test_pairs_begin_at_zero_and_aligned_however_many_are_taken(capturing):
+def test_any_number_of_pairs_is_zeroed_and_aligned(capturing):
     counters = TileCounters()
     taken = [counters.pair(CPU, stream) for stream in range(TileCounters._CHUNK + 10)]
     assert all(not pair.any() for pair in taken)
@@ -82,12 +82,12 @@ def encoded(monkeypatch):
         return bytes([len(calls)])
 
     monkeypatch.setattr(driver, "tensor_map", tensor_map)
-    kept = (launch._tensor_map, launch.vector_map)
-    for maps in kept:
-        maps.cache_clear()
+    caches = (launch._tensor_map, launch.vector_map)
+    for cache in caches:
+        cache.cache_clear()
     yield calls
-    for maps in kept:
-        maps.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 def test_a_packed_projection_is_described_by_its_own_strides(encoded):
@@ -97,7 +97,7 @@ def test_a_packed_projection_is_described_by_its_own_strides(encoded):
     assert encoded == [(q.data_ptr(), torch.float16, (2, 4, 10, 64), strides, (1, 1, 32, 64))]
 
 
-def test_a_tensor_is_encoded_once_for_all_that_is_described(encoded):
+def test_a_tensor_is_encoded_once_per_description(encoded):
     x = torch.zeros(2, 10, 4, 64).half()
     first, _ = tile_map(x, 32)
     assert tile_map(x.view(2, 10, 4, 64), 32)[0] == first
@@ -112,22 +112,22 @@ def test_the_stride_of_a_single_element_may_be_anything(encoded):
     assert encoded[0][3] == (8, 8, 64, 1)
 
 
-def test_what_begins_or_strides_between_16_bytes_is_copied(encoded):
+def test_tensors_off_16_byte_boundaries_are_copied(encoded):
     x = torch.randn(2 * 3 * 4 * 64 + 1).half()
     even, shifted = (x[start:][: 2 * 3 * 4 * 64].view(2, 3, 4, 64) for start in (0, 1))
-    padded = torch.randn(2, 3, 4, 68).half()[..., :64]  # 8 bytes too far from head to head
+    padded = torch.randn(2, 3, 4, 68).half()[..., :64]  # heads are 8 bytes too far apart
     shared = torch.randn(2, 1, 4, 64).half().expand(-1, 3, -1, -1)
     assert tile_map(even, 32)[1] is even
     for odd in (shifted, padded, shared):
         _, copy = tile_map(odd, 32)
         assert torch.equal(copy, odd)
         assert copy.is_contiguous()
-        # one of the copies before may have had this place, and its description
+        # an earlier copy may have had this address, and then its tensor map is reused
         assert copy.data_ptr() in [address for address, *_ in encoded]
         assert copy.data_ptr() % 16 == 0
 
 
-def test_maps_of_one_address_tell_strides_apart(encoded):
+def test_maps_of_one_address_distinguish_strides(encoded):
     maps = TensorMaps(32)
     storage = torch.zeros(2 * 10 * 3 * 4 * 64).half()
     packed = storage.view(2, 10, 3, 4, 64)[:, :, 0]
@@ -140,7 +140,7 @@ def test_maps_of_one_address_tell_strides_apart(encoded):
     assert all(maps(odd)[1] is not odd for _ in range(2))
 
 
-def test_numbers_in_a_row_are_described_once(encoded):
+def test_a_vector_is_encoded_once(encoded):
     x = torch.zeros(16, 128)
     vector_map(x.data_ptr(), x.numel(), 128)
     vector_map(x.data_ptr(), x.numel(), 128)
@@ -148,11 +148,11 @@ def test_numbers_in_a_row_are_described_once(encoded):
 
 
 def test_a_thread_without_a_context_gets_one(monkeypatch):
-    """The driver refuses such a thread; the call that was refused is made again, another is not."""
-    made = []
+    """The driver refuses such a thread: only the refused call is repeated."""
+    attempts = []
 
     def refuse_without_context(*arguments):
-        made.append(arguments)
+        attempts.append(arguments)
         return 0 if contexts else 201  # CUDA_ERROR_INVALID_CONTEXT
 
     contexts = []
@@ -165,7 +165,7 @@ def test_a_thread_without_a_context_gets_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     for expected in (2, 3):
         driver.tensor_map(16, torch.float16, (2, 3, 4, 64), (768, 256, 64, 1), (1, 1, 4, 64))
-        assert len(made) == expected
+        assert len(attempts) == expected
     assert len(contexts) == 1
 
 
@@ -180,13 +180,13 @@ PARAMETERS = [
 PTX = ".visible .entry f(\n\t" + ",\n\t".join(PARAMETERS) + "\n)\n.reqntid 640\n"
 
 
-def test_parameters_lie_where_ptx_declares_them():
+def test_parameters_are_where_ptx_declares_them():
     layout, offsets = parameter_layout(PTX)
     packed = layout.pack(bytes([1] * 128), -2, bytes([3] * 128), 0.5, 2**40)
-    places = {0: bytes([1] * 128), 176: struct.pack("<i", -2), 192: bytes([3] * 128)}
-    places |= {368: struct.pack("<f", 0.5), 376: struct.pack("<Q", 2**40)}
+    values = {0: bytes([1] * 128), 176: struct.pack("<i", -2), 192: bytes([3] * 128)}
+    values |= {368: struct.pack("<f", 0.5), 376: struct.pack("<Q", 2**40)}
     expected = bytearray(400)
-    for place, value in places.items():
-        expected[place : place + len(value)] = value
+    for offset, value in values.items():
+        expected[offset : offset + len(value)] = value
     assert packed == expected
     assert [offsets[i] for i in (0, 9, 10, 19, 20, 21, 22)] == [0, 176, 192, 368, 376, 384, 392]

@@ -1,7 +1,7 @@
-"""Block-sparse attention by the Hopper kernels on their own GPU, against standard attention.
+"""Block-sparse attention of the Hopper kernels on an H100 or H200, against standard attention.
 
-Calls that their lists, schedule and turns may get wrong; what all kernels promise of a mask is in
-the folder above.
+These calls test their lists, schedule and dq semaphores. The folder above tests what all kernels
+promise for masks.
 """
 
 import itertools
@@ -37,11 +37,10 @@ def check(batch, seq_q, seq_k, n_head, n_kv_head, head_dim, dtype=torch.bfloat16
 
 
 def coin_flips(n_head, seq_q, seq_k, block_size, seed=0):
-    """A layout in which some rows and columns are empty and some rows have all blocks; of small
-    blocks also some blocks of 64."""
+    """Random mask with empty rows and columns, and full rows; small blocks also form some of 64."""
     generator = torch.Generator().manual_seed(seed)
     shape = (n_head, -(-seq_q // block_size), -(-seq_k // block_size))
-    density = 0.7 if block_size == 32 else 0.4  # of 32 so many that they are packed
+    density = 0.7 if block_size == 32 else 0.4  # blocks of 32 have to be dense enough to be packed
     layout = torch.rand(shape, generator=generator) < density
     layout[:, 1::5] = False
     layout[:, 3::7] = True
@@ -71,7 +70,7 @@ def test_butterflies(block_size, causal, seq, head_dim):
 @causal_or_full
 @each_block_size
 def test_any_layout(block_size, causal, n_kv_head, lengths, head_dim):
-    """One for each head, grouped or not; a diagonal that cuts two blocks of a row, or none."""
+    """A layout per head, grouped or not; the diagonal cuts two blocks of a row, or none."""
     mask = coin_flips(4, *lengths, block_size)
     check(2, *lengths, 4, n_kv_head, head_dim, causal=causal, mask=mask)
 
@@ -129,15 +128,15 @@ def test_few_blocks(block_size, layout):
 @causal_or_full
 @pytest.mark.parametrize("n_layouts", [1, 4])
 @each_block_size
-def test_columns_that_all_see(block_size, n_layouts, causal, head_dim):
-    """They are cut into pieces; in some heads others are as long, and the last one is ragged."""
+def test_columns_that_all_rows_see(block_size, n_layouts, causal, head_dim):
+    """Such columns are split; some heads have several of them, and the last one is ragged."""
     seq = 32 * min(max(block_size, 64), 128) - 5
     n = -(-seq // block_size)
     layout = butterfly(n, global_blocks=max(1, 64 // block_size)).repeat(n_layouts, 1, 1)
     layout[0, :, -1] = True
     mask = BlockSparseMask(layout, block_size)
-    listed = min(max(64, block_size), 128)
-    lists = mask.lists(seq, seq, causal=causal, dq_schedule=True, block_size=listed)
+    list_block_size = min(max(64, block_size), 128)
+    lists = mask.lists(seq, seq, causal=causal, dq_schedule=True, block_size=list_block_size)
     assert lists.cuts is not None
     check(2, seq, seq, 4, 2, head_dim, causal=causal, mask=mask)
 
@@ -146,22 +145,22 @@ def test_columns_that_all_see(block_size, n_layouts, causal, head_dim):
 @causal_or_full
 @pytest.mark.parametrize("block_size", [16, 64, 128])
 def test_runs_repeat(block_size, causal, head_dim):
-    """Rows of all lengths on all multiprocessors, again and again: the same bits."""
+    """Repeated runs with rows of all lengths on all SMs have the same bits."""
     q, k, v = make_qkv(
         2, 4096, 4096, 16, 16, head_dim, dtype=torch.bfloat16, device="cuda", requires_grad=True
     )
-    listed, n = max(block_size, 64), 4096 // max(block_size, 64)
+    list_block_size, n = max(block_size, 64), 4096 // max(block_size, 64)
     layout = torch.stack([random(n, 1 + head % 9, seed=head) for head in range(16)])
     layout |= torch.eye(n, dtype=torch.bool)
-    layout[:, :, 1] = True  # which is cut into pieces
-    layout = layout.repeat_interleave(listed // block_size, 1)
-    layout = layout.repeat_interleave(listed // block_size, 2)
-    layout &= coin_flips(16, 4096, 4096, block_size).layout | (block_size == listed)
+    layout[:, :, 1] = True  # this column is split
+    layout = layout.repeat_interleave(list_block_size // block_size, 1)
+    layout = layout.repeat_interleave(list_block_size // block_size, 2)
+    layout &= coin_flips(16, 4096, 4096, block_size).layout | (block_size == list_block_size)
     mask = BlockSparseMask(layout, block_size)
     dout = torch.randn_like(q)
     first = None
     for _ in range(30):
         out, lse = hopper_attention(q, k, v, causal=causal, mask=mask)
-        found = (out, lse, *torch.autograd.grad(out, (q, k, v), dout))
-        first = first or found
-        assert all(torch.equal(a, b) for a, b in zip(found, first, strict=True))
+        results = (out, lse, *torch.autograd.grad(out, (q, k, v), dout))
+        first = first or results
+        assert all(torch.equal(a, b) for a, b in zip(results, first, strict=True))

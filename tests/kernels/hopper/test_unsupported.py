@@ -12,7 +12,7 @@ from kernels.testing import make_qkv
 
 @pytest.fixture
 def on_hopper(monkeypatch):
-    """A CPU that passes for a Hopper GPU; the list of what its kernel was called with."""
+    """Make a CPU pass for a Hopper GPU; returns the options of all calls of its kernel."""
     calls = []
 
     def attn_fwd(q, k, v, options):
@@ -21,8 +21,8 @@ def on_hopper(monkeypatch):
 
     monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
     monkeypatch.setattr(attention, "_DECISIONS", {})
-    of = {"hopper": SimpleNamespace(attn_fwd=attn_fwd)}
-    monkeypatch.setattr(ops, "module_of", lambda impl, backward: of[impl])
+    modules = {"hopper": SimpleNamespace(attn_fwd=attn_fwd)}
+    monkeypatch.setattr(ops, "module_of", lambda impl, backward: modules[impl])
     return calls
 
 
@@ -34,39 +34,39 @@ def half(*shape):
     return make_qkv(*shape, dtype=torch.float16)
 
 
-def test_it_needs_a_hopper_gpu():
+def test_a_hopper_gpu_is_required():
     with pytest.raises(ValueError, match="q.device=cpu must be an H100 or H200"):
         call(*half(1, 4, 4, 2, 2, 16))
 
 
-def test_what_it_does_not_serve_is_named(on_hopper):
+def test_unsupported_inputs_are_named(on_hopper):
     q, k, v = half(1, 4, 4, 2, 2, 16)
     padded = torch.zeros(1, 4, 2, 20).half()[..., :16]
-    for given, message in (
+    for inputs, message in (
         ((q.float(), k.float(), v.float()), "q.dtype=torch.float32 must be torch.bfloat16 or"),
         (half(1, 4, 4, 2, 2, 20), "head_dim=20 must be a multiple of 8"),
         ((q, padded, padded), r"k.stride\(\)=\(160, 40, 20, 1\), for shape \(1, 4, 2, 16\)"),
         ((q, k[:, :1].expand(-1, 4, -1, -1), v), r"k.stride\(\)=\(128, 0, 16, 1\).*k.contiguous"),
     ):
         with pytest.raises(ValueError, match=message):
-            call(*given)
+            call(*inputs)
     assert not on_hopper
 
 
 def test_masks_that_waste_most_of_a_tile_are_refused(on_hopper):
-    apart = torch.eye(16, dtype=torch.bool).repeat_interleave(4, 1)[:, ::4]
+    scattered = torch.eye(16, dtype=torch.bool).repeat_interleave(4, 1)[:, ::4]
     for head_dim, block_size, layout, message in (
-        (136, 64, apart, "mask.block_size=64 must be at least 128 with head_dim=136"),
+        (136, 64, scattered, "mask.block_size=64 must be at least 128 with head_dim=136"),
         (
             64,
             32,
-            apart & (torch.arange(16) % 2 == 0),
+            scattered & (torch.arange(16) % 2 == 0),
             "mask.packed_fill=1.00 must be at least 1.75 with block_size=32",
         ),
         (
             64,
             16,
-            apart & (torch.arange(16) % 2 == 0),
+            scattered & (torch.arange(16) % 2 == 0),
             "mask.packed_fill=2.00 must be at least 3.0 with block_size=16",
         ),
     ):
@@ -97,7 +97,7 @@ def test_small_blocks_are_packed(block_size, on_hopper):
     ]
 
 
-def test_a_mask_that_hides_nothing_is_none(on_hopper):
+def test_a_mask_that_hides_nothing_is_dropped(on_hopper):
     ones = torch.ones(4, 4, dtype=torch.bool)
     qkv = half(1, 250, 250, 1, 1, 64)
     call(*qkv, mask=BlockSparseMask(ones, 64))
@@ -115,7 +115,7 @@ def test_large_blocks_are_listed_in_blocks_of_128(on_hopper):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_the_choice_compiles_without_a_graph_break(dynamic, on_hopper):
+def test_dispatch_compiles_without_a_graph_break(dynamic, on_hopper):
     torch.compiler.reset()
     qkv = torch.zeros(1, 32, 3, 2, 16).half()
     packed = BlockSparseMask(torch.tensor([[True, False], [False, True]]), 16)

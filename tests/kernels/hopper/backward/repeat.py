@@ -1,4 +1,4 @@
-"""Run the backward pass again and again; print in JSON which repeats differ from the first run."""
+"""Repeat the backward pass, and print as JSON which repeats differ from the first run."""
 
 import itertools
 import json

@@ -1,7 +1,7 @@
-"""The backward pass for Hopper on its own GPU, against standard attention.
+"""Backward pass of the Hopper kernels on an H100 or H200, against standard attention.
 
-What its tiles, its turns and its schedule may get wrong; what all kernels promise is in the folder
-above, and test_fwd.py compares the gradients of many lengths.
+These calls test its tiles, dq semaphores and schedule. The folder above tests what all kernels
+promise, and forward/test_kernel.py compares the gradients of many lengths.
 """
 
 import json
@@ -37,8 +37,8 @@ def on_hopper():
         pytest.skip("these kernels are for H100 and H200")
 
 
-def a_backward_pass(batch, seq, n_head, n_kv_head, head_dim, causal, dtype=BF16):
-    """What runs one, with dq, dk and dv as its result; and its q, k, v and dout."""
+def make_backward_pass(batch, seq, n_head, n_kv_head, head_dim, causal, dtype=BF16):
+    """Function that runs a backward pass and returns dq, dk and dv; and its q, k, v and dout."""
     q, k, v = (
         x.detach() for x in make_qkv(
             batch, seq, seq, n_head, n_kv_head, head_dim, dtype=dtype, device="cuda"
@@ -56,7 +56,7 @@ def a_backward_pass(batch, seq, n_head, n_kv_head, head_dim, causal, dtype=BF16)
     return run, (q, k, v, dout)
 
 
-# on both sides of the 64 keys of a group and the 128 of a program
+# on both sides of the 64 keys of a group and the 128 keys of a program
 @causal_or_full
 @each_head_dim
 @pytest.mark.parametrize("seq_k", [1, 63, 64, 65, 127, 128, 129, 192, 320])
@@ -71,8 +71,8 @@ def test_any_two_lengths(seq_q, seq_k, head_dim, causal):
 @each_head_dim
 @pytest.mark.parametrize("seq", [8192, 16_384])
 def test_long_rows(seq, head_dim, causal):
-    # of one head, in fp32: all of it
-    run, (q, k, v, dout) = a_backward_pass(1, seq, 2, 1, head_dim, causal)
+    # of one key head, compared in fp32 as a whole
+    run, (q, k, v, dout) = make_backward_pass(1, seq, 2, 1, head_dim, causal)
     with poison_empty():
         grads = run()
     q, k, v = (x.float().requires_grad_() for x in (q, k, v))
@@ -93,7 +93,7 @@ def test_long_rows(seq, head_dim, causal):
     ("batch", "seq", "n_kv_head"), [(4, 512, 4), (4, 4096, 1), (1, 16_384, 4), (1, 16_384, 2)]
 )
 def test_repeats_bit_for_bit(batch, seq, n_kv_head, head_dim, causal):
-    run, _ = a_backward_pass(batch, seq, 8, n_kv_head, head_dim, causal)
+    run, _ = make_backward_pass(batch, seq, 8, n_kv_head, head_dim, causal)
     first = run()
     for repeat in range(250):
         for name, a, b in zip(("dq", "dk", "dv"), first, run(), strict=True):
@@ -104,8 +104,8 @@ def test_repeats_bit_for_bit(batch, seq, n_kv_head, head_dim, causal):
 @each_head_dim
 @pytest.mark.parametrize("seq", [32_768, 65_536, 131_072])
 def test_more_key_tiles_than_programs(seq, head_dim, causal):
-    # 256 to 1,024 of a head, which wait for each other's turns
-    run, _ = a_backward_pass(1, seq, 2, 1, head_dim, causal)
+    # 256 to 1,024 key tiles per head, which wait for each other at the dq semaphores
+    run, _ = make_backward_pass(1, seq, 2, 1, head_dim, causal)
     with poison_empty():
         first = run()
     assert all(grad.isfinite().all() for grad in first)
@@ -119,22 +119,22 @@ def _spin_kernel(stop_ptr):
         pass
 
 
-# a program goes from key tiles that queries see to those that none sees, and back
+# a program alternates between key tiles that queries see and key tiles that none sees
 @causal_or_full
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
-@pytest.mark.parametrize("what", ["padding", "documents", "window", "a window before all keys"])
-def test_programs_draw_key_tiles_that_nobody_sees(what, head_dim, causal):
+@pytest.mark.parametrize("case", ["padding", "documents", "window", "a window before all keys"])
+def test_programs_take_key_tiles_that_no_query_sees(case, head_dim, causal):
     batch, seq_q, seq_k = 48, 1024, 2048
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = make_qkv(batch, seq_q, seq_k, 2, 2, head_dim, dtype=BF16, device="cuda")
     options = {}
-    if what == "padding":
+    if case == "padding":
         lengths = torch.randint(0, seq_k + 1, (batch,), device="cuda", generator=generator)
         options = {"kv_lengths": lengths}
-    elif what == "documents":
+    elif case == "documents":
         starts = torch.randint(0, seq_k, (batch, 1), device="cuda", generator=generator)
         options = {"doc_start": starts.expand(batch, seq_q).sort().values}
-    elif what == "window":
+    elif case == "window":
         options = {"window_size": 100}
     else:
         options = {"window_size": 100, "kv_lengths": torch.full((batch,), 300, device="cuda")}
@@ -150,21 +150,21 @@ def test_programs_draw_key_tiles_that_nobody_sees(what, head_dim, causal):
 @causal_or_full
 @each_head_dim
 @pytest.mark.parametrize("seq", [512, 16_384])
-def test_others_may_hold_most_of_the_gpu(seq, head_dim, causal):
-    """Nobody waits for a program that has not started: a few multiprocessors are enough."""
-    run, _ = a_backward_pass(1, seq, 4, 4, head_dim, causal)
+def test_other_kernels_may_hold_most_of_the_gpu(seq, head_dim, causal):
+    """No program waits for one that has not started: a few SMs are enough."""
+    run, _ = make_backward_pass(1, seq, 4, 4, head_dim, causal)
     expected = run()
     stop = torch.zeros(1, dtype=torch.int32, device="cuda")
     warm_up = torch.ones_like(stop)
     _spin_kernel[(1,)](warm_up, num_warps=32)
     torch.cuda.synchronize()
     n_multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    for held in (n_multiprocessors // 2, n_multiprocessors - 3):
+    for n_held in (n_multiprocessors // 2, n_multiprocessors - 3):
         stop.zero_()
         torch.cuda.synchronize()
         spinning, working, stopping = (torch.cuda.Stream() for _ in range(3))
         with torch.cuda.stream(spinning):
-            _spin_kernel[(held,)](stop, num_warps=32)  # no room for a program beside it
+            _spin_kernel[(n_held,)](stop, num_warps=32)  # leaves no room on its SM
         try:
             with torch.cuda.stream(working):
                 results = [run() for _ in range(3)]
@@ -178,9 +178,9 @@ def test_others_may_hold_most_of_the_gpu(seq, head_dim, causal):
                 assert torch.equal(a, b)
 
 
-def test_other_processes_may_take_the_gpu_in_between():
-    # programs are stopped anywhere, and go on with what they held: where it is not the same, a key
-    # tile is lost, and those behind it wait for ever
+def test_other_processes_may_preempt_the_gpu():
+    # Programs are preempted anywhere and resume with the state that they had. If the state is not
+    # restored exactly, a key tile is lost, and the tiles after it wait forever.
     running = [
         subprocess.Popen(
             [sys.executable, "tests/kernels/hopper/backward/repeat.py"],
@@ -200,9 +200,9 @@ def test_other_processes_may_take_the_gpu_in_between():
 
 
 @causal_or_full
-def test_beside_kernels_of_other_streams(causal):
-    run, _ = a_backward_pass(2, 2048, 8, 8, 64, causal)
-    other, _ = a_backward_pass(1, 4096, 8, 4, 64, not causal, FP16)
+def test_runs_alongside_kernels_of_other_streams(causal):
+    run, _ = make_backward_pass(2, 2048, 8, 8, 64, causal)
+    other, _ = make_backward_pass(1, 4096, 8, 4, 64, not causal, FP16)
     expected = run(), other()
     streams = [torch.cuda.Stream() for _ in range(4)]
     torch.cuda.synchronize()
@@ -217,8 +217,8 @@ def test_beside_kernels_of_other_streams(causal):
             assert torch.equal(a, b)
 
 
-def test_an_odd_gradient_is_read():
-    # as sum() makes it: one number for all elements
+def test_an_expanded_gradient_is_read():
+    # from sum(): one number, expanded to all elements
     q, k, v = make_qkv(2, 300, 300, 4, 2, 64, dtype=BF16, device="cuda")
     qkv = [x.detach().requires_grad_() for x in (q, k, v)]
     grads = torch.autograd.grad(hopper_attention(*qkv)[0].sum(), qkv)

@@ -1,7 +1,7 @@
-"""The forward pass for Hopper on its own GPU, against standard attention.
+"""Forward pass of the Hopper kernels on an H100 or H200, against standard attention.
 
-Calls that its tiles, its schedule and its counters may get wrong; what all kernels promise is in
-the folder above. A refused call fails here, where the tests above are skipped.
+These calls test its tiles, schedule and counters. The folder above tests what all kernels promise,
+and skips unsupported calls; here they fail.
 """
 
 import itertools
@@ -87,7 +87,7 @@ def test_extreme_logits(scale, head_dim, causal):
 @each_head_dim
 @pytest.mark.parametrize("seq", [8192, 16_384, 65_536])
 def test_long_rows(seq, head_dim, causal):
-    # against fp32, a few rows of each part: the exact answer for all would take minutes
+    # compare some rows of each part with fp32: all rows would take minutes
     generator = torch.Generator(device="cuda").manual_seed(0)
     q, k, v = torch.randn(3, 1, seq, 3, head_dim, device="cuda", generator=generator).to(BF16)
     with poison_empty():
@@ -104,7 +104,7 @@ def test_long_rows(seq, head_dim, causal):
 
 
 def test_padding_of_long_rows():
-    # where three groups take turns
+    # a plan in which three groups take turns (pingpong)
     kv_lengths = torch.tensor([0, 1000], dtype=torch.int32, device="cuda")
     check(2, 1280, 1280, 2, 2, 64, kv_lengths=kv_lengths)
 
@@ -130,7 +130,7 @@ def test_compiles_without_a_graph_break():
         return grad
 
     def attend(qkv):
-        return flash_attention(*qkv.unbind(2), causal=True)  # picks these kernels
+        return flash_attention(*qkv.unbind(2), causal=True)  # dispatches to these kernels
 
     torch.compiler.reset()
     compiled = torch.compile(attend, fullgraph=True)
@@ -149,7 +149,7 @@ def test_a_thread_that_never_called_cuda_may_launch():
     assert torch.equal(got, expected)
 
 
-def test_an_odd_address_is_read():
+def test_an_unaligned_address_is_read():
     numbers = torch.randn(3 * 2 * 200 * 4 * 64 + 1, device="cuda").to(BF16)
     q, k, v = numbers[1:].view(3, 2, 200, 4, 64)
     check_attention(hopper_attention, q, k, v, causal=True)

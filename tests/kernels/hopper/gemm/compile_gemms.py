@@ -1,6 +1,6 @@
-"""Compile the matrix products with a GELU for sm_90a and print what each needs, as JSON.
+"""Compile the gemms with a GELU for sm_90a and print the resources of each, as JSON.
 
-A program of its own, as compile_kernels.py is one.
+This is a separate program, like compile_kernels.py.
 """
 
 import json

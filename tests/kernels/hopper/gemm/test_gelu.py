@@ -1,4 +1,4 @@
-"""The MLP whose GELU ends a matrix product: values and gradients, at the edges of tiles."""
+"""MLP with the GELU in the epilogue of a gemm: values and gradients, at the edges of tiles."""
 
 import pytest
 import torch
@@ -19,10 +19,10 @@ on_gpu = pytest.mark.gpu
     "shape",  # rows, width and inner width
     [
         (1, 8, 8),
-        (129, 64, 136),  # a row and 8 columns more than a tile
-        (300, 24, 264),  # less than a stage of depth
-        (257, 328, 128),  # more stages than the ring has, the last one of 8
-        (5000, 72, 1000),  # more tiles than multiprocessors
+        (129, 64, 136),  # one row and 8 columns more than a tile
+        (300, 24, 264),  # depth less than one stage
+        (257, 328, 128),  # more stages than the ring has, the last one with a depth of 8
+        (5000, 72, 1000),  # more tiles than SMs
     ],
 )
 def test_values_and_gradients(shape, recompute, dtype):
@@ -36,7 +36,7 @@ def test_values_and_gradients(shape, recompute, dtype):
 
 
 @on_gpu
-def test_with_weights_in_fp32_it_is_as_exact_as_the_portable_kernels():
+def test_fp32_weights_are_as_exact_as_with_the_portable_kernels():
     x, *weights = inputs(700, 768, 3072, dtype=torch.bfloat16, device="cuda")
     given = [x, *(w.float() for w in weights)]
     exact = results(plain, [t.double() for t in given])
@@ -48,7 +48,7 @@ def test_with_weights_in_fp32_it_is_as_exact_as_the_portable_kernels():
 
 @on_gpu
 @pytest.mark.parametrize("recompute", [False, True])
-def test_without_a_bias_it_is_as_with_one_of_zero(recompute):
+def test_no_bias_matches_a_bias_of_zero(recompute):
     x, w_in, b_in, w_out = inputs(300, 72, 264, dtype=torch.bfloat16, device="cuda")
     options = {"impl": "hopper", "recompute": recompute}
     expected = results(gelu_mlp, (x, w_in, b_in * 0, w_out), **options)
@@ -66,7 +66,7 @@ def test_recomputing_and_repeating_change_no_bit():
 
 
 @on_gpu
-def test_far_from_zero_nothing_overflows():
+def test_large_inputs_do_not_overflow():
     x = torch.tensor([-1e4, -40.0, -8.0, 8.0, 1e4], device="cuda", dtype=torch.bfloat16)
     x = x[:, None] * torch.eye(1, 8, device="cuda", dtype=torch.bfloat16)
     one, zero = torch.eye(8, device="cuda").bfloat16(), torch.zeros(8, device="cuda").bfloat16()
@@ -77,8 +77,8 @@ def test_far_from_zero_nothing_overflows():
 
 
 @on_gpu
-def test_tensors_may_lie_anywhere_in_memory():
-    """Rows far apart, a gradient of one number, weights that are transposed: copies are made."""
+def test_tensors_may_have_any_strides():
+    """Padded rows, an expanded gradient and transposed weights: copies are made."""
     x, w_in, b_in, w_out = inputs(200, 64, 128, dtype=torch.bfloat16, device="cuda")
     strided = torch.empty(200, 65, device="cuda", dtype=torch.bfloat16)[:, :64].copy_(x)
     weights = w_in.T.contiguous().T, b_in, w_out.T.contiguous().T
@@ -94,12 +94,12 @@ def test_tensors_may_lie_anywhere_in_memory():
 
 
 @on_gpu
-def test_it_is_what_an_h100_takes():
+def test_an_h100_uses_these_kernels():
     given = inputs(64, 64, 128, dtype=torch.bfloat16, device="cuda")
     assert torch.equal(gelu_mlp(*given), gelu_mlp(*given, impl="hopper"))
 
 
-def test_what_it_cannot_serve_is_said(monkeypatch):
+def test_unsupported_calls_name_a_reason(monkeypatch):
     x, w_in, b_in, w_out = inputs(4, 24, 261, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="x.device=cpu must be an H100 or H200"):
         gelu_mlp(x, w_in, b_in, w_out, impl="hopper")
