@@ -32,7 +32,7 @@ CASES = [
     *[(name, "aot_eager", 1e-4) for name in KINDS if name != "lra/image"],
     # similar to lra/listops
     pytest.param("lra/image", "aot_eager", 1e-4, marks=pytest.mark.slow),
-    # Inductor writes C++, which takes half a minute each and draws other numbers for dropout
+    # Inductor also compiles C++: half a minute each, and other random numbers for dropout
     *[
         pytest.param(name, "inductor", 0.5, marks=pytest.mark.slow)
         for name in ("gpt2_small_1k", "lra/listops")

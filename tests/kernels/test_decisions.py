@@ -122,7 +122,7 @@ def test_other_tensors_are_decided_again(qkv):
 
 
 def test_packed_calls_do_not_confuse_options_of_equal_value(qkv):
-    """Packed calls take their options in any order, and key only those that are passed."""
+    """Options of packed calls come in any order, and only those that are passed."""
     q, k, v = (x.expand(-1, -1, 2, -1) for x in qkv)
     packed = torch.stack([q, k, v], 2)
     lengths = torch.tensor([11])

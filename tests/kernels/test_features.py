@@ -114,7 +114,7 @@ def test_sinks_of_rows_without_keys(check, lengths, dtype):
 
 
 @each_value(lengths=[(1, 65), (100, 33)])
-def test_a_sink_of_minus_infinity_is_none(check, lengths, dtype):
+def test_a_sink_of_minus_infinity_is_ignored(check, lengths, dtype):
     check(1, *lengths, 2, 2, 16, dtype, causal=True, sinks=torch.tensor([-math.inf, 0.5]))
 
 

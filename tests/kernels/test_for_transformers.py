@@ -76,25 +76,25 @@ def test_packed_documents_see_only_themselves(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "extra"),
     [
         *product(["llama", "mistral"], ["nothing", "ones", "padding", "static cache"]),
         ("gpt2", "compiled"),
     ],
 )
-def test_packed_documents_stay_apart_with_a_cache(name: str, given: str) -> None:
+def test_packed_documents_stay_apart_with_a_cache(name: str, extra: str) -> None:
     """PyTorch's attention in transformers does not separate these documents."""
     _, ours = pair(MODELS[name])
     ids, positions = tokens(2), packed_positions()
     masks = {"ones": torch.ones_like(ids), "padding": padding(T, T - 3, left=False)}
-    where = masks.get(given, torch.ones_like(ids)).bool()
+    where = masks.get(extra, torch.ones_like(ids)).bool()
     cache = {}
-    if given == "static cache":
+    if extra == "static cache":
         cache = {"past_key_values": StaticCache(ours.config, max_cache_len=T + 5)}
-    call = torch.compile(ours, backend="aot_eager") if given == "compiled" else ours
+    call = torch.compile(ours, backend="aot_eager") if extra == "compiled" else ours
     expected = ours(ids, position_ids=positions, use_cache=False).logits
     got = call(
-        ids, position_ids=positions, attention_mask=masks.get(given), use_cache=True, **cache
+        ids, position_ids=positions, attention_mask=masks.get(extra), use_cache=True, **cache
     )
     torch.testing.assert_close(got.logits[where], expected[where])
 
@@ -239,7 +239,7 @@ def test_compiles_without_a_graph_break(device: str) -> None:
     torch.testing.assert_close(got, model(ids, attention_mask=mask).logits[mask.bool()])
 
 
-def test_a_compiled_mask_serves_other_lengths() -> None:
+def test_a_compiled_mask_works_for_other_lengths() -> None:
     function = masking_utils.sliding_window_causal_mask_function(5)
 
     def bounds(mask: Tensor) -> Tensor | None:

@@ -66,7 +66,7 @@ def test_rows_out_of_reach_are_refused(name):
     torch.testing.assert_close(flash_attention(**qkv), expected, rtol=1e-2, atol=1e-3)
 
 
-def test_reach_counts_what_tiles_address():
+def test_rows_in_reach_counts_the_offsets_of_tiles():
     def meta(shape, stride):
         return torch.empty_strided(shape, stride, device="meta")
 

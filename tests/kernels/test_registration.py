@@ -142,7 +142,7 @@ def test_compiles_without_a_graph_break(name, device, backend):
 
 
 @pytest.mark.parametrize(("device", "backend"), BACKENDS)
-def test_compiled_code_serves_other_lengths(device, backend):
+def test_compiled_code_works_for_other_lengths(device, backend):
     torch.compiler.reset()
     counter = CompileCounterWithBackend(backend)
 

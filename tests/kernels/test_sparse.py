@@ -81,7 +81,7 @@ def test_head_dims(check, head_dim, dtype):
 
 
 @each_pair(lengths=[(1, 65), (33, 100), (100, 33), (65, 70)], size=[32, 64], causal=CAUSAL_OR_FULL)
-def test_other_queries_than_keys(check, lengths, size, causal, dtype):
+def test_different_numbers_of_queries_and_keys(check, lengths, size, causal, dtype):
     # A causal diagonal that does not start at a corner cuts two blocks of each row.
     seq_q, seq_k = lengths
     layout = blocks(-(-seq_q // size), -(-seq_k // size), density=0.7)

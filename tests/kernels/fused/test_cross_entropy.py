@@ -89,8 +89,8 @@ def check(impl, hidden, weight, targets, **options):
     ids=["plain", "softcap", "z-loss", "both"],
 )
 def test_losses_and_gradients(impl, dtype, device, reduction, options, small_chunks):
-    given = inputs(dtype=dtype, device=device)
-    check(impl, *given, reduction=reduction, vocab_size=127, **options)
+    tensors = inputs(dtype=dtype, device=device)
+    check(impl, *tensors, reduction=reduction, vocab_size=127, **options)
 
 
 @pytest.mark.parametrize(("n", "width", "rows", "vocab"), [(1, 3, 1, 1), (2, 1, 9000, 8500)])
@@ -185,8 +185,8 @@ def test_autocast_chooses_the_dtype():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_repeated_calls_give_the_same_bits(impl, device, small_chunks):
-    given = inputs(device=device)
-    first, again = (results(linear_cross_entropy, *given, impl=impl) for _ in range(2))
+    tensors = inputs(device=device)
+    first, again = (results(linear_cross_entropy, *tensors, impl=impl) for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
@@ -218,10 +218,10 @@ def test_chunks_are_few_and_of_equal_size(monkeypatch, small_chunks):
 def test_compiles_without_a_graph_break(reduction, device):
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     compiled = torch.compile(linear_cross_entropy, backend=counter, fullgraph=True)
-    given = inputs(device=device)
+    tensors = inputs(device=device)
     options = {"reduction": reduction, "vocab_size": 127, "impl": "triton"}
-    actual = results(compiled, *given, **options)
-    expected = results(linear_cross_entropy, *given, **options)
+    actual = results(compiled, *tensors, **options)
+    expected = results(linear_cross_entropy, *tensors, **options)
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], msg=name)
     assert counter.frame_count == 1
@@ -230,11 +230,11 @@ def test_compiles_without_a_graph_break(reduction, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_operators_are_well_registered(device):
     hidden, weight, targets = inputs(device=device)
-    given = (hidden, weight, targets, "triton", 127, 3.0, 0.1, IGNORED)
-    torch.library.opcheck(torch.ops.papilio.linear_cross_entropy.default, given)
+    tensors = (hidden, weight, targets, "triton", 127, 3.0, 0.1, IGNORED)
+    torch.library.opcheck(torch.ops.papilio.linear_cross_entropy.default, tensors)
     row_weights = torch.rand(len(targets), device=device)
-    given = (*(x.detach() for x in given[:2]), *given[2:], row_weights)
-    torch.library.opcheck(torch.ops.papilio.linear_cross_entropy_grad.default, given)
+    tensors = (*(x.detach() for x in tensors[:2]), *tensors[2:], row_weights)
+    torch.library.opcheck(torch.ops.papilio.linear_cross_entropy_grad.default, tensors)
 
 
 def test_flops_match_three_gemms():

@@ -37,9 +37,9 @@ def without_bias(x, w_in, w_out, **options):
     return gelu_mlp(x, w_in, None, w_out, **options)
 
 
-def results(function, given, names=NAMES, **options):
+def results(function, tensors, names=NAMES, **options):
     """The output and all gradients, for a random gradient of the output."""
-    leaves = [x.detach().requires_grad_() for x in given]
+    leaves = [x.detach().requires_grad_() for x in tensors]
     y = function(*leaves, **options)
     generator = torch.Generator().manual_seed(2)
     dy = torch.randn(y.shape, generator=generator).to(y)
@@ -50,10 +50,10 @@ def results(function, given, names=NAMES, **options):
 @pytest.mark.parametrize("recompute", [False, True])
 @each_dtype
 def test_values_and_gradients(impl, dtype, device, recompute):
-    given = inputs(dtype=dtype, device=device)
+    tensors = inputs(dtype=dtype, device=device)
     with poison_empty():
-        actual = results(gelu_mlp, given, impl=impl, recompute=recompute)
-    same_dtype, exact = results(plain, given), results(plain, [x.double() for x in given])
+        actual = results(gelu_mlp, tensors, impl=impl, recompute=recompute)
+    same_dtype, exact = results(plain, tensors), results(plain, [x.double() for x in tensors])
     for name, value in actual.items():
         assert value.dtype == dtype
         assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
@@ -72,8 +72,8 @@ def test_no_bias_matches_a_bias_of_zero(impl, recompute, device):
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 257), (257, 5, 2), (0, 3, 4)])
 def test_odd_shapes(impl, shape):
-    given = inputs(*shape)
-    actual, expected = results(gelu_mlp, given, impl=impl), results(plain, given)
+    tensors = inputs(*shape)
+    actual, expected = results(gelu_mlp, tensors, impl=impl), results(plain, tensors)
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5, msg=name)
 
@@ -89,9 +89,9 @@ def test_large_inputs_do_not_overflow(impl):
 
 def test_gradients_of_weights_are_never_rounded(impl):
     """Weights are fp32 and activations are not."""
-    given = inputs(dtype=torch.float16, weights=torch.float32)
-    actual = results(gelu_mlp, given, impl=impl)
-    exact = results(plain, [x.double() for x in [given[0], *(w.half() for w in given[1:])]])
+    tensors = inputs(dtype=torch.float16, weights=torch.float32)
+    actual = results(gelu_mlp, tensors, impl=impl)
+    exact = results(plain, [x.double() for x in [tensors[0], *(w.half() for w in tensors[1:])]])
     for name in NAMES[1:]:
         assert actual[name].dtype == torch.float32
         assert not torch.equal(actual[name], actual[name].half().float())
@@ -100,35 +100,35 @@ def test_gradients_of_weights_are_never_rounded(impl):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_weights_may_be_narrower_than_activations(impl, device):
-    given = inputs(dtype=torch.float32, weights=torch.float16, device=device)
-    actual = results(gelu_mlp, given, impl=impl)
-    expected = results(plain, [x.float() for x in given])
+    tensors = inputs(dtype=torch.float32, weights=torch.float16, device=device)
+    actual = results(gelu_mlp, tensors, impl=impl)
+    expected = results(plain, [x.float() for x in tensors])
     for name, value in actual.items():
         assert value.dtype == (torch.float16 if name in NAMES[1:] else torch.float32)
         torch.testing.assert_close(value.float(), expected[name], rtol=1e-3, atol=1e-3, msg=name)
 
 
 def test_recomputing_changes_no_bit(impl):
-    given = inputs(dtype=torch.float16)
-    kept, again = (results(gelu_mlp, given, impl=impl, recompute=r) for r in (False, True))
+    tensors = inputs(dtype=torch.float16)
+    kept, again = (results(gelu_mlp, tensors, impl=impl, recompute=r) for r in (False, True))
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 
 
 @pytest.mark.parametrize(("recompute", "n_kept"), [(False, 2), (True, 1)])
 def test_tensors_saved_for_the_backward_pass(impl, recompute, n_kept):
-    given = [x.requires_grad_() for x in inputs()]
+    tensors = [x.requires_grad_() for x in inputs()]
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        gelu_mlp(*given, recompute=recompute, impl=impl)
+        gelu_mlp(*tensors, recompute=recompute, impl=impl)
     inner = [x for x in kept if x.shape == (300, 261)]
     assert len(inner) == n_kept
 
 
 @pytest.mark.parametrize("weights", [torch.float16, torch.float32])
 def test_operators_are_well_registered_for_any_weights(weights):
-    given = [x.requires_grad_() for x in inputs(dtype=torch.float16, weights=weights)]
-    torch.library.opcheck(torch.ops.papilio.gelu_mlp.default, (*given, True, "triton"))
-    x, w_in, _, w_out = given
+    tensors = [x.requires_grad_() for x in inputs(dtype=torch.float16, weights=weights)]
+    torch.library.opcheck(torch.ops.papilio.gelu_mlp.default, (*tensors, True, "triton"))
+    x, w_in, _, w_out = tensors
     torch.library.opcheck(
         torch.ops.papilio.gelu_mlp.default, (x, w_in, None, w_out, True, "triton")
     )
@@ -152,9 +152,9 @@ def test_autocast_chooses_the_dtype():
 def test_compiles_without_a_graph_break(recompute, device):
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     compiled = torch.compile(gelu_mlp, backend=counter, fullgraph=True)
-    given = inputs(device=device)
-    actual = results(compiled, given, impl="triton", recompute=recompute)
-    expected = results(gelu_mlp, given, impl="triton", recompute=recompute)
+    tensors = inputs(device=device)
+    actual = results(compiled, tensors, impl="triton", recompute=recompute)
+    expected = results(gelu_mlp, tensors, impl="triton", recompute=recompute)
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], msg=name)
     assert counter.frame_count == 1
@@ -163,24 +163,24 @@ def test_compiles_without_a_graph_break(recompute, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_operators_are_well_registered(recompute, device):
-    given = [x.requires_grad_() for x in inputs(device=device)]
-    torch.library.opcheck(torch.ops.papilio.gelu_mlp.default, (*given, recompute, "triton"))
-    x, *weights = (t.detach() for t in given)
+    tensors = [x.requires_grad_() for x in inputs(device=device)]
+    torch.library.opcheck(torch.ops.papilio.gelu_mlp.default, (*tensors, recompute, "triton"))
+    x, *weights = (t.detach() for t in tensors)
     y, h, g, *_ = torch.ops.papilio.gelu_mlp(x, *weights, recompute, "triton")
     backward = (torch.randn_like(y), x, h, g, *weights, "triton")
     torch.library.opcheck(torch.ops.papilio.gelu_mlp_bwd.default, backward)
 
 
 def test_flops_match_the_gemms():
-    given = [x.requires_grad_() for x in inputs()]
+    tensors = [x.requires_grad_() for x in inputs()]
     with FlopCounterMode(display=False) as counter:
-        gelu_mlp(*given).sum().backward()
+        gelu_mlp(*tensors).sum().backward()
     assert counter.get_total_flops() == 6 * 2 * 300 * 24 * 261
 
 
 def test_a_second_derivative_is_refused():
-    given = [x.requires_grad_() for x in inputs()]
-    (dx,) = torch.autograd.grad(gelu_mlp(*given).sum(), given[0], create_graph=True)
+    tensors = [x.requires_grad_() for x in inputs()]
+    (dx,) = torch.autograd.grad(gelu_mlp(*tensors).sum(), tensors[0], create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         dx.sum().backward()
 
@@ -194,9 +194,9 @@ def test_errors_name_argument_and_value():
         ((x, w_in, b_in.half(), w_out), "of one dtype, got .*torch.float16"),
         ((x, w_in, b_in.to("meta"), w_out), "b_in on meta"),
     ]
-    for given, message in cases:
+    for tensors, message in cases:
         with pytest.raises(ValueError, match=message):
-            gelu_mlp(*given)
+            gelu_mlp(*tensors)
     with pytest.raises(ValueError, match="impl must be None or one of"):
         gelu_mlp(x, w_in, b_in, w_out, impl="cuda")
     with pytest.raises(ValueError, match="impl='triton' cannot serve this call: .* x is float64"):

@@ -33,9 +33,9 @@ def plain(x, y, bias, weight, norm_bias, eps=1e-5):
     return s, F.layer_norm(s, weight.shape, weight, norm_bias, eps)
 
 
-def results(function, given, names=NAMES, **options):
+def results(function, tensors, names=NAMES, **options):
     """Both outputs and all gradients, for random gradients of the outputs."""
-    leaves = [x.detach().requires_grad_() for x in given]
+    leaves = [x.detach().requires_grad_() for x in tensors]
     outputs = function(*leaves, **options)
     generator = torch.Generator().manual_seed(2)
     signs = [torch.randint(2, t.shape, generator=generator) for t in outputs]
@@ -47,10 +47,10 @@ def results(function, given, names=NAMES, **options):
 
 @each_dtype
 def test_values_and_gradients(impl, dtype, device):
-    given = inputs(dtype=dtype, device=device)
+    tensors = inputs(dtype=dtype, device=device)
     with poison_empty():
-        actual = results(add_layer_norm, given, impl=impl)
-    same_dtype, exact = results(plain, given), results(plain, [x.double() for x in given])
+        actual = results(add_layer_norm, tensors, impl=impl)
+    same_dtype, exact = results(plain, tensors), results(plain, [x.double() for x in tensors])
     for name, value in actual.items():
         assert value.dtype == dtype
         assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
@@ -58,20 +58,20 @@ def test_values_and_gradients(impl, dtype, device):
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (5, 1), (3, 1030)])
 def test_odd_shapes(impl, shape):
-    given = inputs(*shape)
-    actual, expected = results(add_layer_norm, given, impl=impl), results(plain, given)
+    tensors = inputs(*shape)
+    actual, expected = results(add_layer_norm, tensors, impl=impl), results(plain, tensors)
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
 @on_gpu
 @pytest.mark.parametrize("width", [768, 1600, 8192])
-def test_widths_of_models(width):
-    given = inputs(3000, width, dtype=torch.bfloat16, parameters=torch.float32, device="cuda")
-    exact = results(plain, [x.double() for x in given])
-    actual = results(add_layer_norm, given, impl="triton")
+def test_model_widths(width):
+    tensors = inputs(3000, width, dtype=torch.bfloat16, parameters=torch.float32, device="cuda")
+    exact = results(plain, [x.double() for x in tensors])
+    actual = results(add_layer_norm, tensors, impl="triton")
     for name in ("x", "y", "bias", "weight", "norm_bias"):
-        assert actual[name].dtype == given[NAMES.index(name)].dtype
+        assert actual[name].dtype == tensors[NAMES.index(name)].dtype
         error = (actual[name] - exact[name]).norm() / exact[name].norm()
         assert error < 5e-3, name
 
@@ -87,10 +87,10 @@ def test_no_rows_and_leading_dimensions(impl):
 
 def test_without_gradients_values_are_the_same(impl):
     for parameters in (None, torch.float32):
-        given = inputs(dtype=torch.float16, parameters=parameters)
+        tensors = inputs(dtype=torch.float16, parameters=parameters)
         with torch.no_grad():
-            alone = add_layer_norm(*given, impl=impl)
-        leaves_with_grad = [t.requires_grad_() for t in given]
+            alone = add_layer_norm(*tensors, impl=impl)
+        leaves_with_grad = [t.requires_grad_() for t in tensors]
         torch.testing.assert_close(alone, add_layer_norm(*leaves_with_grad, impl=impl))
 
 
@@ -144,11 +144,11 @@ def test_under_autocast_the_stream_keeps_its_dtype():
 
 def test_an_fp32_stream_takes_16_bit_branches():
     x, y, *parameters = inputs()
-    given = [x, y.half(), *parameters]
-    actual = results(add_layer_norm, given, impl="triton")
+    tensors = [x, y.half(), *parameters]
+    actual = results(add_layer_norm, tensors, impl="triton")
     expected = results(plain, [x, y.half().float(), *parameters])
     for name in NAMES:
-        assert actual[name].dtype == given[NAMES.index(name)].dtype
+        assert actual[name].dtype == tensors[NAMES.index(name)].dtype
         torch.testing.assert_close(
             actual[name].float(), expected[name], rtol=5e-3, atol=5e-3, msg=name
         )
@@ -156,8 +156,8 @@ def test_an_fp32_stream_takes_16_bit_branches():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_repeating_changes_no_bit(device):
-    given = inputs(n=2000, device=device)
-    first, again = (results(add_layer_norm, given, impl="triton") for _ in range(2))
+    tensors = inputs(n=2000, device=device)
+    first, again = (results(add_layer_norm, tensors, impl="triton") for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
@@ -169,9 +169,9 @@ def test_compiles_without_a_graph_break(dtype, autocast, device):
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     function = partial(add_layer_norm, impl="triton")
     compiled = torch.compile(function, backend=counter, fullgraph=True)
-    given = inputs(dtype=dtype, device=device, parameters=torch.float32)
+    tensors = inputs(dtype=dtype, device=device, parameters=torch.float32)
     with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-        actual, expected = results(compiled, given), results(function, given)
+        actual, expected = results(compiled, tensors), results(function, tensors)
     # a missing gradient is off by at least 1; Inductor rounds to bf16 less often
     error = 1e-4 if dtype == torch.float32 else 0.1
     for name, value in actual.items():
@@ -212,8 +212,8 @@ def test_a_compiled_stream_without_a_branch_has_its_gradient(device):
 
     backend = "aot_eager" if device == "cpu" else "inductor"
     compiled = torch.compile(normalize, backend=backend, fullgraph=True)
-    names, given = ("x", "weight", "norm_bias"), [x, *parameters]
-    actual, expected = (results(function, given, names) for function in (compiled, normalize))
+    names, tensors = ("x", "weight", "norm_bias"), [x, *parameters]
+    actual, expected = (results(function, tensors, names) for function in (compiled, normalize))
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4, msg=name)
 
@@ -223,8 +223,8 @@ def test_the_operator_is_well_registered(device):
     ds, dn, _, weight, _ = inputs(device=device)
     s = torch.randn_like(ds)
     mean, rstd = s.mean(-1, keepdim=True), s.var(-1, correction=0, keepdim=True).rsqrt()
-    given = (ds, dn, s, mean, rstd, weight)
-    torch.library.opcheck(torch.ops.papilio.layer_norm_bwd.default, given)
+    tensors = (ds, dn, s, mean, rstd, weight)
+    torch.library.opcheck(torch.ops.papilio.layer_norm_bwd.default, tensors)
 
 
 def test_errors_name_argument_and_value():
@@ -236,8 +236,8 @@ def test_errors_name_argument_and_value():
         ((x, y, bias, weight[1:], norm_bias), r"weight must be \(48,\).*got \(47,\)"),
         ((x, y, bias, weight, norm_bias[1:]), r"norm_bias must be \(48,\).*got \(47,\)"),
     ]
-    for given, message in cases:
+    for tensors, message in cases:
         with pytest.raises(ValueError, match=message):
-            add_layer_norm(*given)
+            add_layer_norm(*tensors)
     with pytest.raises(ValueError, match="impl='triton' cannot serve this call: .* x is float64"):
         add_layer_norm(*(t.double() for t in inputs()), impl="triton")

@@ -20,9 +20,9 @@ def inputs(n=37, width=24, out=40, *, dtype=torch.float32, weights=None, device=
     return random_tensors(shapes, [dtype, weights or dtype, weights or dtype], device, scales)
 
 
-def results(function, given):
-    """The output and the gradients of all given tensors, for a random gradient of the output."""
-    leaves = [t.detach().requires_grad_() for t in given if t is not None]
+def results(function, tensors):
+    """The output and the gradients of all tensors, for a random gradient of the output."""
+    leaves = [t.detach().requires_grad_() for t in tensors if t is not None]
     y = function(*leaves)
     generator = torch.Generator().manual_seed(2)
     dy = (2 * torch.randint(2, y.shape, generator=generator) - 1).to(y)  # exact in any dtype
@@ -32,10 +32,10 @@ def results(function, given):
 @pytest.mark.parametrize("bias", [True, False])
 @each_dtype
 def test_values_and_gradients(dtype, device, bias):
-    given = inputs(dtype=dtype, device=device)[: 2 + bias]
+    tensors = inputs(dtype=dtype, device=device)[: 2 + bias]
     with poison_empty():
-        actual = results(linear, given)
-    same_dtype, exact = results(F.linear, given), results(F.linear, [t.double() for t in given])
+        actual = results(linear, tensors)
+    same_dtype, exact = results(F.linear, tensors), results(F.linear, [t.double() for t in tensors])
     for name, value in actual.items():
         assert value.dtype == dtype
         assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
@@ -44,9 +44,11 @@ def test_values_and_gradients(dtype, device, bias):
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_of_weights_are_never_rounded(device):
     dtype = torch.bfloat16 if device == "cuda" else torch.float16
-    given = inputs(dtype=dtype, weights=torch.float32, device=device)
-    actual = results(linear, given)
-    exact = results(F.linear, [t.double() for t in (given[0], *(w.to(dtype) for w in given[1:]))])
+    tensors = inputs(dtype=dtype, weights=torch.float32, device=device)
+    actual = results(linear, tensors)
+    exact = results(
+        F.linear, [t.double() for t in (tensors[0], *(w.to(dtype) for w in tensors[1:]))]
+    )
     for name in NAMES[1:]:
         assert actual[name].dtype == torch.float32
         torch.testing.assert_close(actual[name].double(), exact[name], rtol=1e-3, atol=1e-3)
@@ -64,16 +66,16 @@ def test_leading_dimensions(shape):
 
 
 def test_without_gradients_values_are_the_same():
-    given = [t.requires_grad_() for t in inputs(dtype=torch.float16, weights=torch.float32)]
+    tensors = [t.requires_grad_() for t in inputs(dtype=torch.float16, weights=torch.float32)]
     with torch.no_grad():
-        alone = linear(*given)
-    assert torch.equal(alone, linear(*given)) and not alone.requires_grad
+        alone = linear(*tensors)
+    assert torch.equal(alone, linear(*tensors)) and not alone.requires_grad
 
 
 def test_autocast_chooses_the_dtype():
-    given = inputs()
+    tensors = inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y, expected = linear(*given), F.linear(*given)
+        y, expected = linear(*tensors), F.linear(*tensors)
     assert y.dtype == torch.bfloat16 and torch.equal(y, expected)
 
 
@@ -83,9 +85,9 @@ def test_compiles_without_a_graph_break(autocast, device):
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     compiled = torch.compile(linear, backend=counter, fullgraph=True)
-    given = inputs(device=device)
+    tensors = inputs(device=device)
     with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
-        actual, expected = results(compiled, given), results(linear, given)
+        actual, expected = results(compiled, tensors), results(linear, tensors)
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], msg=name)
     assert counter.frame_count == 1
@@ -101,21 +103,21 @@ def test_operators_are_well_registered(device):
 
 
 def test_flops_match_the_gemms():
-    given = [t.requires_grad_() for t in inputs()]
+    tensors = [t.requires_grad_() for t in inputs()]
     with FlopCounterMode(display=False) as counter:
-        linear(*given).sum().backward()
+        linear(*tensors).sum().backward()
     assert counter.get_total_flops() == 3 * 2 * 37 * 24 * 40
 
 
 def test_a_second_derivative_is_refused():
-    given = [t.requires_grad_() for t in inputs()]
-    (dx,) = torch.autograd.grad(linear(*given).sum(), given[0], create_graph=True)
+    tensors = [t.requires_grad_() for t in inputs()]
+    (dx,) = torch.autograd.grad(linear(*tensors).sum(), tensors[0], create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         dx.sum().backward()
 
 
 def test_errors_name_shapes():
     x, weight, bias = inputs()
-    for given in ((x.T, weight, bias), (x, weight[0], bias), (x, weight, bias[1:])):
+    for tensors in ((x.T, weight, bias), (x, weight[0], bias), (x, weight, bias[1:])):
         with pytest.raises(ValueError, match=r"x must be \(\.\.\., C\), weight \(F, C\) and bias"):
-            linear(*given)
+            linear(*tensors)

@@ -144,7 +144,7 @@ def test_columns_that_all_rows_see(block_size, n_layouts, causal, head_dim):
 @each_head_dim
 @causal_or_full
 @pytest.mark.parametrize("block_size", [16, 64, 128])
-def test_runs_repeat(block_size, causal, head_dim):
+def test_runs_are_repeatable(block_size, causal, head_dim):
     """Repeated runs with rows of all lengths on all SMs have the same bits."""
     q, k, v = make_qkv(
         2, 4096, 4096, 16, 16, head_dim, dtype=torch.bfloat16, device="cuda", requires_grad=True

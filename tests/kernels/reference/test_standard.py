@@ -162,25 +162,25 @@ def test_standard_attention_gradcheck_with_all_options() -> None:
 def test_rows_without_keys_are_zero(dtype: torch.dtype) -> None:
     q, k, v = make_qkv(2, 7, 3, 4, 2, 8, dtype=dtype, requires_grad=True)
     out, lse = standard_attention(q, k, v, causal=True)
-    no_keys = 7 - 3
-    assert (out[:, :no_keys] == 0).all()
-    assert (lse[:, :, :no_keys] == -math.inf).all()
-    assert lse[:, :, no_keys:].isfinite().all()
+    n_empty = 7 - 3
+    assert (out[:, :n_empty] == 0).all()
+    assert (lse[:, :, :n_empty] == -math.inf).all()
+    assert lse[:, :, n_empty:].isfinite().all()
     # the first row with a key has only that key
-    assert torch.equal(out[:, no_keys], v[:, 0].repeat_interleave(2, dim=1))
+    assert torch.equal(out[:, n_empty], v[:, 0].repeat_interleave(2, dim=1))
 
     dq, dk, dv = torch.autograd.grad(
         (out, lse), (q, k, v), (torch.ones_like(out), torch.ones_like(lse))
     )
-    assert (dq[:, :no_keys] == 0).all()
+    assert (dq[:, :n_empty] == 0).all()
     assert all(x.isfinite().all() and x.any() for x in (dq, dk, dv))
     # rows without keys do not change the others
-    q_seeing = q[:, no_keys:].detach().requires_grad_()
+    q_seeing = q[:, n_empty:].detach().requires_grad_()
     out, lse = standard_attention(q_seeing, k, v, causal=True)
     alone = torch.autograd.grad(
         (out, lse), (q_seeing, k, v), (torch.ones_like(out), torch.ones_like(lse))
     )
-    torch.testing.assert_close((dq[:, no_keys:], dk, dv), alone)
+    torch.testing.assert_close((dq[:, n_empty:], dk, dv), alone)
 
 
 def test_no_keys_at_all() -> None:
@@ -227,17 +227,17 @@ def keep_mask(seed: int | Tensor, **changes: Any) -> Tensor:
     return dropout_keep_mask(seed, **(sizes | changes))
 
 
-def assert_independent(a: Tensor, b: Tensor, what: str) -> None:
+def assert_independent(a: Tensor, b: Tensor, label: str) -> None:
     """Assert that correlations along the last dimension are as small as those of fair coins."""
     a, b = a.double(), b.double()
     a = a - a.mean(dim=-1, keepdim=True)
     b = b - b.mean(dim=-1, keepdim=True)
     z = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)) * math.sqrt(a.shape[-1])
-    assert z.abs().max() < 5.5, f"{what}: {z.abs().max():.1f} standard deviations"
+    assert z.abs().max() < 5.5, f"{label}: {z.abs().max():.1f} standard deviations"
     # the z of n independent pairs have variance 1, up to sqrt(2 / n)
     n = z.numel()
     if n > 30:
-        assert abs(z.square().mean() - 1) < 5 * math.sqrt(2 / n), f"{what}: z are not normal"
+        assert abs(z.square().mean() - 1) < 5 * math.sqrt(2 / n), f"{label}: z are not normal"
 
 
 def test_dropout_mask_is_the_documented_function() -> None:

@@ -26,10 +26,10 @@ on_gpu = pytest.mark.gpu
     ],
 )
 def test_values_and_gradients(shape, recompute, dtype):
-    given = inputs(*shape, dtype=dtype, device="cuda")
+    tensors = inputs(*shape, dtype=dtype, device="cuda")
     with poison_empty():
-        actual = results(gelu_mlp, given, impl="hopper", recompute=recompute)
-    same_dtype, exact = results(plain, given), results(plain, [x.double() for x in given])
+        actual = results(gelu_mlp, tensors, impl="hopper", recompute=recompute)
+    same_dtype, exact = results(plain, tensors), results(plain, [x.double() for x in tensors])
     for name, value in actual.items():
         assert value.dtype == dtype
         assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
@@ -38,9 +38,9 @@ def test_values_and_gradients(shape, recompute, dtype):
 @on_gpu
 def test_fp32_weights_are_as_exact_as_with_the_portable_kernels():
     x, *weights = inputs(700, 768, 3072, dtype=torch.bfloat16, device="cuda")
-    given = [x, *(w.float() for w in weights)]
-    exact = results(plain, [t.double() for t in given])
-    actual, portable = (results(gelu_mlp, given, impl=impl) for impl in ("hopper", "triton"))
+    tensors = [x, *(w.float() for w in weights)]
+    exact = results(plain, [t.double() for t in tensors])
+    actual, portable = (results(gelu_mlp, tensors, impl=impl) for impl in ("hopper", "triton"))
     for name, value in actual.items():
         assert value.dtype == portable[name].dtype
         assert (value - exact[name]).norm() <= 1.1 * (portable[name] - exact[name]).norm(), name
@@ -58,10 +58,10 @@ def test_no_bias_matches_a_bias_of_zero(recompute):
 
 @on_gpu
 def test_recomputing_and_repeating_change_no_bit():
-    given = inputs(3000, 256, 1024, dtype=torch.bfloat16, device="cuda")
-    first = results(gelu_mlp, given, impl="hopper", recompute=True)
+    tensors = inputs(3000, 256, 1024, dtype=torch.bfloat16, device="cuda")
+    first = results(gelu_mlp, tensors, impl="hopper", recompute=True)
     for recompute in (True, False):
-        again = results(gelu_mlp, given, impl="hopper", recompute=recompute)
+        again = results(gelu_mlp, tensors, impl="hopper", recompute=recompute)
         assert all(torch.equal(first[name], again[name]) for name in first)
 
 
@@ -95,8 +95,8 @@ def test_tensors_may_have_any_strides():
 
 @on_gpu
 def test_an_h100_uses_these_kernels():
-    given = inputs(64, 64, 128, dtype=torch.bfloat16, device="cuda")
-    assert torch.equal(gelu_mlp(*given), gelu_mlp(*given, impl="hopper"))
+    tensors = inputs(64, 64, 128, dtype=torch.bfloat16, device="cuda")
+    assert torch.equal(gelu_mlp(*tensors), gelu_mlp(*tensors, impl="hopper"))
 
 
 def test_unsupported_calls_name_a_reason(monkeypatch):
