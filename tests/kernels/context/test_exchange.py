@@ -54,7 +54,7 @@ def pass_around(context, kind, shape, dtype, buffers=True):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_data_goes_around(processes, dtype):
+def test_data_goes_around_the_ring(processes, dtype):
     processes.call(pass_around, "cpu", (2, 7), dtype)
 
 
@@ -78,7 +78,7 @@ def test_two_at_a_time(processes):
 @of_gpus
 @each_way
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_data_goes_around_on_gpus(two_gpus, buffers, dtype):
+def test_data_goes_around_the_ring_on_gpus(two_gpus, buffers, dtype):
     for n in (1, 7, 1_000_003, 13, 4096):  # larger than the previous one, and smaller
         two_gpus.call(pass_around, "cuda", (2, n), dtype, buffers)
 
@@ -121,7 +121,7 @@ def count_buffers(context):
 
 
 @of_gpus
-def test_buffers_are_counted_and_serve_smaller_exchanges(two_gpus):
+def test_buffers_are_counted_and_reused_for_smaller_exchanges(two_gpus):
     assert two_gpus.call(count_buffers) == [[24_000_000, 0]] * 2
 
 
@@ -205,25 +205,25 @@ def test_the_first_exchange_is_not_captured(two_gpus):
     two_gpus.call(capture_the_first)
 
 
-def picked_exchange(context, why):
+def picked_exchange(context, reason):
     """Name of the exchange that this group picks if rank 1 cannot use receive buffers."""
-    reason = {
+    patch = {
         "none": mock.patch.dict("os.environ", {}),
         "switched off": mock.patch.dict("os.environ", {exchange.SWITCH: "0"}),
         "out of reach": mock.patch("torch.cuda.can_device_access_peer", lambda *_: False),
-    }[why if context.rank == 1 else "none"]
+    }[reason if context.rank == 1 else "none"]
     sent = torch.zeros(2, 3, device=device_of(context, "cuda"))
-    with reason, mock.patch.dict(exchange._PEER_ACCESS, clear=True):
+    with patch, mock.patch.dict(exchange._PEER_ACCESS, clear=True):
         posted = post(context, sent, 0)
     posted.wait()
     return type(posted).__name__
 
 
 @of_gpus
-@pytest.mark.parametrize("why", ["none", "switched off", "out of reach"])
-def test_all_ranks_have_buffers_or_none_has(two_gpus, why):
-    expected_name = "_PeerCopy" if why == "none" else "_Collective"
-    assert two_gpus.call(picked_exchange, why) == [expected_name, expected_name]
+@pytest.mark.parametrize("reason", ["none", "switched off", "out of reach"])
+def test_all_ranks_have_buffers_or_none_do(two_gpus, reason):
+    expected_name = "_PeerCopy" if reason == "none" else "_Collective"
+    assert two_gpus.call(picked_exchange, reason) == [expected_name, expected_name]
 
 
 def same_bits(context, sizes, options):
@@ -238,7 +238,7 @@ def same_bits(context, sizes, options):
     "gpus", [pytest.param("two_gpus", marks=pytest.mark.gpu(2)),
              pytest.param("four_gpus", marks=pytest.mark.gpu(4))],
 )  # fmt: skip
-def test_attention_has_the_same_bits_either_way(request, gpus):
+def test_attention_has_the_same_bits_with_and_without_buffers(request, gpus):
     options = {"causal": True, "method": "ring", "impl": "triton"}
     arguments = (1, 4096, 4096, 4, 2, 64), options
     assert all(request.getfixturevalue(gpus).call(same_bits, *arguments))
