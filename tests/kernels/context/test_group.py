@@ -79,7 +79,9 @@ MASK = BlockSparseMask(butterfly(4), 16)
 REFUSED = {
     "causal": ({"causal": False}, "causal must be True .* got False"),
     "impl": ({"impl": "sdpa"}, r"impl must be None or one of \('hopper', 'triton', 'reference'\)"),
-    "an impl that is not there": ({"impl": "hopper", "method": "ring"}, "impl='hopper' .* on cpu"),
+    "an impl that is not there": (
+        {"impl": "hopper", "method": "ring"}, "impl='hopper' .* q.device=cpu must be an H100",
+    ),
     "sinks": ({"sinks": torch.zeros(2)}, "sinks must be None"),
     "method": ({"method": "tree"}, "method must be None, 'ring' or 'gather', got 'tree'"),
     "window": ({"method": "ring", "window_size": 3}, "'ring' cannot .* not support window_size"),
