@@ -80,7 +80,10 @@ def test_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     # Share the packages of this environment, but not the checkout, which its .pth files add.
     packages = next(environment.glob("lib/python*/site-packages"))
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    outputs = {USE: str(environment), README_PROGRAM: "torch.Size([1, 2048, 8, 64])"}
+    outputs = {
+        USE: str(environment),
+        README_PROGRAM + "print(out.shape)": "torch.Size([1, 2048, 8, 64])",
+    }
     for program, output in outputs.items():
         done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
