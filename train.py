@@ -22,7 +22,7 @@ evaluates them on the test split at the end. It can be pretrained on the tokens 
 import sys
 
 from training.command_line import end_at_once_on_ctrl_c, errors_as_sentences
-from training.dry_run import dry_run_if_asked
+from training.dry_run import dry_run_if_asked, startup_notes
 from training.signals import if_interrupted, stop_by_signal
 from training.tasks import explain_if_asked, read_run
 
@@ -201,7 +201,7 @@ class Trainer:
             Stop(self.processes) as self.stop,
             self.saver,
         ):
-            for line in (self.task.describe(), *self.startup_messages):
+            for line in (self.task.describe(), *startup_notes(config), *self.startup_messages):
                 self.log.say(line)
             self.spikes = LossSpikeDetector(self.log.losses())
             try:

@@ -1,4 +1,4 @@
-"""What a run needs, without a GPU, data or (for a GPT) PyTorch: `train.py CONFIG --dry-run`."""
+"""Estimates of what a run needs, without a GPU or data: `train.py CONFIG --dry-run`."""
 
 import sys
 from collections.abc import Sequence
@@ -9,6 +9,8 @@ from configs.reader import to_yaml
 from data.lra.store import Manifest as Examples
 from data.text.shards import MANIFEST, Manifest
 from kernels.limits import MAX_RECEIVE_BUFFER, RING_LEAST_TOKENS, chunk_rows
+from model.classifier_config import ClassifierConfig
+from model.config import ModelConfig
 from model.flops import (
     classifier_train_flops,
     count_params,
@@ -76,6 +78,7 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
         f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} a parameter",
         f"{causal:.3g} FLOPs a token, {full:.3g} if all of attention counts; "
         f"{causal * n_tokens:.3g} the whole run",
+        *mask_notes(model, causal=True),
         _times(causal * n_tokens, model.n_embd, n_gpus),
         *_memory(config, n_gpus),
         *_epochs(config),
@@ -99,6 +102,7 @@ def _classifier(config: ClassifyConfig, n_gpus: int) -> list[str]:
         f"on {n_gpus} GPU(s)",
         f"{optim.max_steps:,} steps: {optim.max_steps * optim.batch_size:,} examples",
         f"{example:.3g} FLOPs an example at full length; {whole:.3g} the whole run",
+        *mask_notes(model, causal=False),
         _times(whole, model.n_embd, n_gpus),
         "memory is estimated for GPTs only",
         *_epochs_of_examples(config),
@@ -125,6 +129,31 @@ def duration(hours: float) -> str:
         if hours >= 2 * length:
             return f"{hours / length:,.3g} {unit}"
     return f"{max(1, round(60 * hours))} min"
+
+
+def startup_notes(config: RunConfiguration) -> list[str]:
+    """Lines that a run prints before its first step: its mask, too many epochs, compilation."""
+    notes = mask_notes(config.model, causal=isinstance(config, TrainConfig))
+    if isinstance(config, TrainConfig):
+        notes += [line for line in _epochs(config) if line.startswith("warning")]
+    if config.run.compile:
+        notes.append("compiling: the first step takes up to a minute, on a CPU several")
+    return notes
+
+
+def mask_notes(model: ModelConfig | ClassifierConfig, *, causal: bool) -> list[str]:
+    """A line on the share of attention that a mask leaves, or a warning if it hides nothing."""
+    mask = model.mask
+    if mask.pattern == "dense":
+        return []
+    density = mask.density(model.context_length, causal=causal)
+    if density < 1:
+        return [f"model.mask.pattern={mask.pattern} computes {density:.1%} of dense attention"]
+    return [
+        f"warning: model.mask.pattern={mask.pattern} hides nothing in {model.context_length:,} "
+        f"tokens and blocks of {mask.block_size}: attention is dense. Set a smaller "
+        "model.mask.block_size, or a longer context"
+    ]
 
 
 def _epochs(config: TrainConfig) -> list[str]:

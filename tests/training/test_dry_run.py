@@ -17,8 +17,15 @@ from experiments.scale.cases import PARTS, case_of
 from model.classifier import Classifier
 from model.config import GPT2_SIZES, ModelConfig
 from training.config import ParallelConfig, RunConfig
-from training.dry_run import GIB, dry_run_if_asked, duration, estimate, largest_micro_batch
-from training.language.config import OptimConfig, TrainConfig
+from training.dry_run import (
+    GIB,
+    dry_run_if_asked,
+    duration,
+    estimate,
+    largest_micro_batch,
+    startup_notes,
+)
+from training.language.config import OptimConfig, TrainConfig, load_config
 from training.tasks import read_run
 
 SMALL = "configs/gpt2_small_1k.yaml"
@@ -255,3 +262,24 @@ def test_a_ring_sends_to_memory_that_is_taken_for_good() -> None:
         assert needed.receive_buffers == expected * tokens // n * 2 * shared.model.n_embd * 2
         forward = needed.activations + needed.head
         assert needed.total == pytest.approx(needed.state + needed.receive_buffers + forward)
+
+
+def test_a_mask_that_hides_nothing_is_warned_of(capsys) -> None:
+    butterfly = "model.mask.pattern=butterfly"
+    out = printed(capsys, QUICK, "--dry-run", butterfly)  # 4 blocks of 128: each sees all before it
+    assert "warning: model.mask.pattern=butterfly hides nothing in 512 tokens" in out
+    out = printed(capsys, QUICK, "--dry-run", butterfly, "model.mask.block_size=16")
+    share = load_config([QUICK, butterfly, "model.mask.block_size=16"]).model.mask.density(
+        512, causal=True
+    )
+    assert f"model.mask.pattern=butterfly computes {share:.1%} of dense attention" in out
+
+
+def test_startup_notes(corpus) -> None:
+    assert startup_notes(load_config([QUICK, "data.path=nowhere"])) == []
+    many, few = (
+        startup_notes(load_config([QUICK, f"data.path={corpus}", *steps, "run.compile=true"]))
+        for steps in (["optim.max_steps=500_000"], ["optim.max_steps=1", "optim.warmup_steps=0"])
+    )
+    assert [note.partition(":")[0] for note in many] == ["warning", "compiling"]
+    assert [note.partition(":")[0] for note in few] == ["compiling"]
