@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from evaluation.results import Row, read_result
 from evaluation.style import save
-from experiments import fits, glance, provenance, same_losses
+from experiments import fits, headline, provenance, same_losses
 from experiments.attention import features, hbm_bytes, host
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
@@ -63,10 +63,10 @@ def _of(make: Callable[..., T], *names: str, **named: str) -> Callable[[], T]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "headline": _of(
-        glance.headline,
+        headline.headline,
         **{name: name for name in ("train_speed", "attention_hopper", "scale_longest")},
     ),
-    "glance": _of(glance.glance_table, **{name: name for name in glance.RESULTS}),
+    "results": _of(headline.results_table, **{name: name for name in headline.RESULTS}),
     "provenance": _of(provenance.provenance_table, **{name: name for name in provenance.RESULTS}),
     "train_speed": _of(train_steps.speed_table, "train_speed"),
     "train_parts": _of(train_steps.parts_table, "train_speed"),
@@ -96,7 +96,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "passkey": _of(passkey.runs_table, "passkey"),
     "pathx": _of(pathx.accuracy_table, "pathx"),
     "pathx_runs": _of(pathx.runs_table, "pathx"),
-    "pathx_yardsticks": _of(pathx.yardsticks_table, "pathfinder_yardsticks"),
+    "pathx_baselines": _of(pathx.baselines_table, "pathfinder_baselines"),
     "tracing": _of(tracing.runs_table, "pathfinder_tracing"),
     "tracing_32": _of(tracing.runs_table, "pathfinder_tracing_32"),
     "lra": _of(lra.accuracy_table, "lra"),

@@ -9,7 +9,7 @@ from experiments.reports import table
 RESULTS = (
     "table4_hours", "table4_minutes", "table4_modern", "passkey",
     "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed",
-    "pathfinder_yardsticks", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
+    "pathfinder_baselines", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
     "train_speed_butterfly", "transformers_step", "first_step",
     "saving", "reliability",

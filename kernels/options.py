@@ -35,7 +35,7 @@ class AttentionOptions(NamedTuple):
     mask_row_blocks: Tensor | None = None
     mask_cols: Tensor | None = None
     mask_col_blocks: Tensor | None = None
-    mask_walks: Tensor | None = None
+    mask_col_ranges: Tensor | None = None
     mask_visits: Tensor | None = None
     mask_cuts: Tensor | None = None
     mask_block_size: int = 0  # of the lists, 0 without a mask
@@ -232,8 +232,9 @@ def with_mask(
     loops = (UNMASKED_LOOP if lists.n_full else 0) | (MASKED_LOOP if lists.n_partial else 0)
     return options._replace(
         mask_rows=lists.rows, mask_row_blocks=lists.row_blocks, mask_cols=lists.cols,
-        mask_col_blocks=lists.col_blocks, mask_walks=lists.walks, mask_visits=lists.visits,
-        mask_cuts=lists.cuts, mask_block_size=lists.block_size, mask_packed=lists.packed,
+        mask_col_blocks=lists.col_blocks, mask_col_ranges=lists.col_ranges,
+        mask_visits=lists.visits, mask_cuts=lists.cuts,
+        mask_block_size=lists.block_size, mask_packed=lists.packed,
         mask_loops=loops | (EMPTY_ROWS if lists.n_empty else 0),
     )  # fmt: skip
 

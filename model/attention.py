@@ -11,7 +11,7 @@ from kernels.mask.block_mask import BlockSparseMask
 from model.cache import KVCache
 from model.config import BlockConfig
 from model.positions import apply_rotary
-from model.residual import RMS_EPS, Pending, defer, normalise
+from model.residual import RMS_EPS, DeferredResidual, defer, normalise
 
 
 class SelfAttention(nn.Module):
@@ -53,7 +53,7 @@ class SelfAttention(nn.Module):
         doc_start: Tensor | None = None,
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
-    ) -> Pending:
+    ) -> DeferredResidual:
         """Compute self-attention and its output projection.
 
         Args:

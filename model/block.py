@@ -15,7 +15,7 @@ from kernels.mask.block_mask import BlockSparseMask
 from model.attention import SelfAttention
 from model.cache import KVCache
 from model.config import BlockConfig
-from model.residual import Pending, defer, make_norm, resolve_and_normalise
+from model.residual import DeferredResidual, defer, make_norm, resolve_and_normalise
 
 INIT_STD = 0.02
 
@@ -32,7 +32,7 @@ class MLP(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
         self.recompute = config.recompute_gelu
 
-    def forward(self, x: Tensor) -> Pending:
+    def forward(self, x: Tensor) -> DeferredResidual:
         """Apply the MLP to normalised states (B, T, C); the output is still to be added."""
         first, second = self.fc_in, self.fc_out
         if self.gated:
@@ -56,14 +56,14 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        pending: Pending | None,
+        pending: DeferredResidual | None,
         rotary: tuple[Tensor, Tensor] | None = None,
         *,
         mask: BlockSparseMask | None = None,
         doc_start: Tensor | None = None,
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
-    ) -> tuple[Tensor, Pending]:
+    ) -> tuple[Tensor, DeferredResidual]:
         """Apply the block to the residual stream x (B, T, C) plus `pending`.
 
         The other arguments are those of `SelfAttention.forward`.

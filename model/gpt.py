@@ -22,7 +22,7 @@ from model.cache import KVCache
 from model.config import ModelConfig
 from model.memory import check_memory
 from model.positions import rotary_tables
-from model.residual import Pending, make_norm, normalise, resolve
+from model.residual import DeferredResidual, make_norm, normalise, resolve
 
 
 class GPT(nn.Module):
@@ -134,7 +134,7 @@ class GPT(nn.Module):
     def _loss(
         self,
         x: Tensor,
-        pending: Pending | None,
+        pending: DeferredResidual | None,
         targets: Tensor,
         reduction: Literal["mean", "sum", "none"],
     ) -> Tensor:
@@ -177,12 +177,12 @@ class GPT(nn.Module):
         """
         return self._normalised(*self._stream(tokens, doc_start, cache))
 
-    def _normalised(self, x: Tensor, pending: Pending | None) -> Tensor:
+    def _normalised(self, x: Tensor, pending: DeferredResidual | None) -> Tensor:
         return normalise(resolve(x, pending), self.ln_f)
 
     def _stream(
         self, tokens: Tensor, doc_start: Tensor | None, cache: KVCache | None
-    ) -> tuple[Tensor, Pending | None]:
+    ) -> tuple[Tensor, DeferredResidual | None]:
         """Return the residual stream after the last block, and the output still to be added."""
         if tokens.dim() != 2:
             raise ValueError(

@@ -17,21 +17,21 @@ RMS_EPS = 1e-6
 Norm = nn.LayerNorm | nn.RMSNorm
 
 
-class Pending(NamedTuple):
+class DeferredResidual(NamedTuple):
     """Layer output that is still to be added to the residual stream: branch + bias."""
 
     branch: Tensor  # (B, T, C)
     bias: Tensor | None  # (C,)
 
 
-def defer(branch: Tensor, bias: Tensor | None, dropout: nn.Dropout) -> Pending:
+def defer(branch: Tensor, bias: Tensor | None, dropout: nn.Dropout) -> DeferredResidual:
     """Apply dropout to branch + bias, and leave the addition to `resolve_and_normalise`."""
     if dropout.training and dropout.p > 0.0:
-        return Pending(dropout(add_bias(branch, bias)), None)
-    return Pending(branch, bias)
+        return DeferredResidual(dropout(add_bias(branch, bias)), None)
+    return DeferredResidual(branch, bias)
 
 
-def resolve(x: Tensor, pending: Pending | None) -> Tensor:
+def resolve(x: Tensor, pending: DeferredResidual | None) -> Tensor:
     """Add the pending output, if any, to the residual stream x (B, T, C)."""
     return x if pending is None else add_branch(x, *pending)
 
@@ -54,7 +54,9 @@ def normalise(x: Tensor, norm: Norm) -> Tensor:
     return F.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
 
 
-def resolve_and_normalise(x: Tensor, pending: Pending | None, norm: Norm) -> tuple[Tensor, Tensor]:
+def resolve_and_normalise(
+    x: Tensor, pending: DeferredResidual | None, norm: Norm
+) -> tuple[Tensor, Tensor]:
     """Add the pending output, and normalise the sum.
 
     Returns:

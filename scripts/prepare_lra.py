@@ -18,7 +18,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, write_tsv, yardsticks
+from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, baselines, write_tsv
 from data.lra.request import TASKS, Request
 from data.pathfinder.parameters import DIFFICULTIES
 from training.command_line import command_parser, errors_as_sentences, read_first
@@ -156,7 +156,7 @@ def _report(prepared: Prepared, console: Console) -> None:
     if manifest.task.startswith("listops"):
         train, test = (open_split(prepared.folder, split) for split in ("train", "test"))
         assert isinstance(train, Sequences) and isinstance(test, Sequences)
-        scores = yardsticks(train, test)
+        scores = baselines(train, test)
         console.print(
             f"Accuracy on test from the most common label: {scores['majority']:.1f} %; from the "
             f"root operator: {scores['root']:.1f} %; from it and its direct arguments: "

@@ -26,7 +26,7 @@ import kernels.ops  # noqa: F401  # both register operators below
 from kernels import ContextGroup
 from model.block import Block
 from model.gpt import GPT
-from model.residual import Norm, Pending
+from model.residual import DeferredResidual, Norm
 from training.config import ActivationCheckpointing, RunConfig
 from training.distributed import Processes
 from training.language.config import TrainConfig
@@ -92,14 +92,14 @@ def share_weights(model: GPT, config: TrainConfig, processes: Processes) -> None
 
 
 def _forward_with_copied_bias(
-    forward: Callable[..., tuple[Tensor, Pending]], *arguments: Any, **keywords: Any
-) -> tuple[Tensor, Pending]:
+    forward: Callable[..., tuple[Tensor, DeferredResidual]], *arguments: Any, **keywords: Any
+) -> tuple[Tensor, DeferredResidual]:
     """Forward pass of a block that copies its pending bias.
 
     FSDP2 frees the block's gathered weights before the next block adds the bias.
     """
     x, (branch, bias) = forward(*arguments, **keywords)
-    return x, Pending(branch, None if bias is None else bias.clone())
+    return x, DeferredResidual(branch, None if bias is None else bias.clone())
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

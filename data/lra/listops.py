@@ -164,7 +164,7 @@ def _parse_row(line: str) -> Formula:
     return tokens, value
 
 
-def yardsticks(train: Sequences, test: Sequences) -> dict[str, float]:
+def baselines(train: Sequences, test: Sequences) -> dict[str, float]:
     """Accuracy in percent of baselines that see a part of each formula; fit on `train`.
 
     Each baseline makes the best guess from the part that it sees. A model that does not beat

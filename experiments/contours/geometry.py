@@ -16,8 +16,8 @@ from data.lra.store import DisplayLists, open_split
 from data.pathfinder.geometry import endpoint_geometry
 from data.pathfinder.parameters import Pathfinder
 
-PREDICTIONS = Path("out/pathfinder_yardsticks")
-"""Folder where yardsticks.py saves its predictions on each image, for tracing.py."""
+PREDICTIONS = Path("out/pathfinder_baselines")
+"""Folder where baselines.py saves its predictions on each image, for tracing.py."""
 
 _POSITIONS = ("row_a", "column_a", "row_b", "column_b")
 _TANGENTS = ("row_direction_a", "column_direction_a", "row_direction_b", "column_direction_b")

@@ -21,7 +21,7 @@ from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
 from model.positions import apply_rotary
-from model.residual import Pending
+from model.residual import DeferredResidual
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import read_best
 
@@ -166,7 +166,9 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
     layers: list[Layer] = []
     n_tokens = tokens.shape[1]
 
-    def record(block: SelfAttention, args: tuple, keywords: dict[str, Any], out: Pending) -> None:
+    def record(
+        block: SelfAttention, args: tuple, keywords: dict[str, Any], out: DeferredResidual
+    ) -> None:
         x, rotary = args
         qkv = block.qkv_proj(x).view(1, n_tokens, 3, block.n_head, block.head_dim)
         q, k, v = qkv.unbind(dim=2)

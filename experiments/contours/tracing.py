@@ -6,7 +6,7 @@
 The positions of the markers, and the directions of the contours there, reveal most labels. So each
 test image of label 1 is paired with one of label 0 that looks alike at the markers (matching.py). A
 model that sees endpoint geometry only orders the logits of a pair correctly half of the time, and a
-model that traces nearly always. Controls are classifiers of endpoint geometry: run yardsticks.py
+model that traces nearly always. Controls are classifiers of endpoint geometry: run baselines.py
 first. The classifier "held_out" is not used for the matching.
 """
 
@@ -45,9 +45,9 @@ from data.arrays import check_npy
 from evaluation.results import read_result
 from evaluation.statistics import wilson
 from experiments.classifier_runs import read_run_config
+from experiments.contours.baselines import read_predictions
 from experiments.contours.geometry import read_endpoints
 from experiments.contours.matching import match
-from experiments.contours.yardsticks import read_predictions
 from experiments.reports import mean_text, table
 from training.classification.scoring import TEST_LOGITS
 from training.metrics import read_metrics
@@ -64,11 +64,11 @@ def measure(run: Path, data: Path, predictions: Path, tolerance: Tolerance) -> d
     Args:
         run: folder of the run.
         data: folder of the prepared tasks.
-        predictions: folder that yardsticks.py wrote.
+        predictions: folder that baselines.py wrote.
         tolerance: of the matching.
 
     Raises:
-        FileNotFoundError: the run is not finished, or yardsticks.py has not run.
+        FileNotFoundError: the run is not finished, or baselines.py has not run.
         ValueError: run, data and predictions do not belong together, or no images match.
     """
     config = read_run_config(run)

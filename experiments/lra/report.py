@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from data.files import write_atomically
-from data.lra.listops import yardsticks
+from data.lra.listops import baselines
 from data.lra.store import MANIFEST, Sequences, open_split
 from evaluation.results import Row, read_result, write_result
 from evaluation.runs import HOW, check_settings
@@ -94,9 +94,9 @@ def write_report(
             for model, accuracies, average, speedup in REFERENCES[recipe]
         ],
         "rows": summarize(runs),
-        "yardsticks": {
-            "listops": listops_yardsticks(data / TASKS["listops"].folder),
-            "pathfinder": pathfinder_yardsticks(results / "pathfinder_yardsticks.json"),
+        "baselines": {
+            "listops": listops_baselines(data / TASKS["listops"].folder),
+            "pathfinder": pathfinder_baselines(results / "pathfinder_baselines.json"),
         },
         # times were measured with the paper's recipe only
         "speed": read_speed(results / "lra_speed.json") if recipe == "paper" else None,
@@ -109,7 +109,7 @@ def write_report(
 
 def redraw(path: Path) -> None:
     """Rewrite the Markdown and the picture next to the JSON, and print the tables."""
-    result = read_result(path, "recipe", "references", "rows", "runs", "yardsticks", "speed")
+    result = read_result(path, "recipe", "references", "rows", "runs", "baselines", "speed")
     publish(path, markdown(result), draw(result))
 
 
@@ -236,16 +236,16 @@ def summarize(runs: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def listops_yardsticks(folder: Path) -> dict[str, float] | None:
+def listops_baselines(folder: Path) -> dict[str, float] | None:
     """Test accuracy of baselines that read parts of a formula, percent; None without data."""
     if not (folder / MANIFEST).exists():
         return None
     train, test = (open_split(folder, split) for split in ("train", "test"))
     assert isinstance(train, Sequences) and isinstance(test, Sequences)
-    return yardsticks(train, test)
+    return baselines(train, test)
 
 
-def pathfinder_yardsticks(path: Path) -> dict[str, float] | None:
+def pathfinder_baselines(path: Path) -> dict[str, float] | None:
     """Test accuracy of baselines that see the markers at 32 x 32, percent; None if not measured."""
     shares = read_result(path, "accuracies")["accuracies"].get("32") if path.exists() else None
     return shares and {name: 100 * share for name, share in shares.items()}

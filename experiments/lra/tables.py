@@ -17,7 +17,7 @@ from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
 from experiments.reports import interval_text, mean_text, table
 from experiments.style import OUR_SPARSE, OURS, PAPER
 
-YARDSTICKS = {
+BASELINES = {
     "majority": "nothing (most frequent label)",
     "root": "outermost operator",
     "root_digits": "outermost operator and digits among its direct arguments",
@@ -41,8 +41,8 @@ def markdown(result: Result) -> str:
         "## Settings\n",
         setup_table(result),
     ]
-    if any(result["yardsticks"].values()):
-        parts += ["## Baselines with partial information\n", yardsticks_table(result)]
+    if any(result["baselines"].values()):
+        parts += ["## Baselines with partial information\n", baselines_table(result)]
     if speed:
         parts += [f"## Training step time on one {speed['device']}\n", speed_table(speed)]
     return "\n".join(parts)
@@ -151,15 +151,15 @@ def trials_table(*results: Result, task: str) -> str:
     )
 
 
-def yardsticks_table(result: Result) -> str:
+def baselines_table(result: Result) -> str:
     """Accuracy of baselines that see only a part of each example."""
     return table(
         {
             "task": TASKS[task].title,
-            "baseline sees": YARDSTICKS.get(name) or name.replace("_", " "),
+            "baseline sees": BASELINES.get(name) or name.replace("_", " "),
             "test accuracy": f"{accuracy:.1f}",
         }
-        for task, scores in result["yardsticks"].items()
+        for task, scores in result["baselines"].items()
         for name, accuracy in (scores or {}).items()
     )
 

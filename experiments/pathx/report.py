@@ -39,7 +39,7 @@ other models there."""
 
 CHANCE = 50  # percent
 LABELS = 66  # x of the labels on the bars, percent; no other line is there
-YARDSTICK_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
+BASELINE_SIZES = {"64": "Path-64", "128": "Path-X", "256": "Path-256"}
 _NAME = re.compile(rf"({'|'.join(STAGES)})_seed\d+")
 
 
@@ -63,7 +63,7 @@ def write_report(out: Path, results: Path, others: Sequence[Path] = ()) -> None:
 def redraw(path: Path) -> None:
     """Rewrite the Markdown and the picture next to the JSON, and print the tables.
 
-    Adds the baselines that do not follow a contour, if experiments.contours.yardsticks has written
+    Adds the baselines that do not follow a contour, if experiments.contours.baselines has written
     its result next to the JSON.
     """
     result = read_result(path, "paper", "runs")
@@ -74,12 +74,12 @@ def redraw(path: Path) -> None:
         "## Cost of each run\n",
         runs_table(result),
     ]
-    yardsticks, yardsticks_path = None, path.parent / "pathfinder_yardsticks.json"
-    if yardsticks_path.exists():
-        yardsticks = read_result(yardsticks_path, "accuracies")
+    baselines, baselines_path = None, path.parent / "pathfinder_baselines.json"
+    if baselines_path.exists():
+        baselines = read_result(baselines_path, "accuracies")
         parts.append("## Baselines that do not follow a contour\n")
-        parts.append(yardsticks_table(yardsticks))
-    publish(path, "\n".join(parts), draw(result, yardsticks))
+        parts.append(baselines_table(baselines))
+    publish(path, "\n".join(parts), draw(result, baselines))
 
 
 def describe_run(folder: Path) -> Row:
@@ -141,10 +141,10 @@ def runs_table(result: Result) -> str:
     )
 
 
-def yardsticks_table(result: Result) -> str:
-    """Accuracy in percent of baselines that see the markers only, from contours.yardsticks."""
+def baselines_table(result: Result) -> str:
+    """Accuracy in percent of baselines that see the markers only, from contours.baselines."""
     by_size = result["accuracies"]
-    by_title = {title: by_size[n] for n, title in YARDSTICK_SIZES.items() if n in by_size}
+    by_title = {title: by_size[n] for n, title in BASELINE_SIZES.items() if n in by_size}
     return table(
         {
             "baseline sees": name,
@@ -154,9 +154,9 @@ def yardsticks_table(result: Result) -> str:
     )
 
 
-def best_guess(yardsticks: Result, size: int) -> float:
+def best_guess(baselines: Result, size: int) -> float:
     """Accuracy in percent of the best baseline that sees the markers of `size`-pixel images."""
-    return 100 * max(yardsticks["accuracies"][str(size)].values())
+    return 100 * max(baselines["accuracies"][str(size)].values())
 
 
 def _last_devices(starts: list[Row]) -> str:
@@ -167,10 +167,10 @@ def _last_devices(starts: list[Row]) -> str:
     return device if n == 1 else f"{n} x {device}"
 
 
-def draw(result: Result, yardsticks: Result | None = None) -> Figure:
+def draw(result: Result, baselines: Result | None = None) -> Figure:
     """Draw the test accuracy of each stage that the paper also has: a bar per seed, from chance on.
 
-    A dotted line is the best baseline that sees the markers only, if `yardsticks` has that size.
+    A dotted line is the best baseline that sees the markers only, if `baselines` has that size.
     """
     stages: dict[str, list[Row]] = {}
     for run in result["runs"]:
@@ -195,8 +195,8 @@ def draw(result: Result, yardsticks: Result | None = None) -> Figure:
         words = {"ha": "center", "va": "bottom", "fontsize": 9}
         axes.text(theirs, line - 0.42, f"paper: {theirs:.1f}", **words)
         size = runs[0]["size"]
-        if yardsticks is not None and str(size) in yardsticks["accuracies"]:
-            guess = best_guess(yardsticks, size)
+        if baselines is not None and str(size) in baselines["accuracies"]:
+            guess = best_guess(baselines, size)
             axes.plot([guess] * 2, [line - 0.4, line + 0.4], ":", color="black", lw=2)
             axes.text(guess, line - 0.42, f"endpoints alone: {guess:.1f}", **words)
     titles = [STAGES[name].title.replace(", ", "\n") for name in stages]

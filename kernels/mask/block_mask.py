@@ -105,7 +105,7 @@ class BlockSparseMask:
                 as the documents and key lengths of a batch.
             longest_column_first: sort `cols`. Otherwise, columns keep the order of the layout, and
                 all heads have the same schedule, for programs that own a column of several heads.
-            dq_schedule: make `walks`, `visits` and `cuts`, which are None otherwise.
+            dq_schedule: make `col_ranges`, `visits` and `cuts`, which are None otherwise.
             block_size: block size of the lists; None: that of the mask. Larger blocks are divided
                 into blocks of this size; 64 packs smaller ones.
             device: device of the lists; None: that of the layout.

@@ -23,7 +23,7 @@ class MaskLists(NamedTuple):
     The dq schedule is for kernels in which programs own columns and add to rows of dq. Programs add
     to a row in the order in which they take the columns. A semaphore enforces this: its value in
     `visits` is 2 * the number of earlier visits to the row, + 1 if there are later ones. A column
-    that is much longer than others is split, and each split is a column of `walks`.
+    that is much longer than others is split, and each split is a column of `col_ranges`.
 
     In packed lists, blocks of 64 hold smaller ones. The blocks in `row_blocks`, the rows in
     `visits` and the last block of a row then carry the bits of their parts, as in
@@ -36,7 +36,7 @@ class MaskLists(NamedTuple):
     col_blocks: Tensor  # (nnz,) row numbers: head by head, column by column, full before partial
     # dq schedule, or None: (column number + SPLIT_STRIDE * (1 + split number, if split), begin and
     # end in `visits`), in the order in which programs take the columns.
-    walks: Tensor | None  # (H_m, n_k_blocks or more, 3)
+    col_ranges: Tensor | None  # (H_m, n_k_blocks or more, 3)
     visits: Tensor | None  # (nnz, 2): row number, semaphore value
     cuts: Tensor | None  # (n, 3): number, first split, end of splits of each split column
     n_full: int  # of all heads
@@ -68,9 +68,10 @@ def make_lists(
     schedule: tuple[Tensor | None, ...] = None, None, None
     if dq_schedule:
         schedule = schedule_dq(blocks, layout, not longest_column_first, window, parts)
-    walks, visits, cuts = (None if x is None else x.to(device) for x in schedule)
+    col_ranges, visits, cuts = (None if x is None else x.to(device) for x in schedule)
     return MaskLists(
-        *(x.to(device) for x in (*by_row, *by_column)), walks=walks, visits=visits, cuts=cuts,
+        *(x.to(device) for x in (*by_row, *by_column)),
+        col_ranges=col_ranges, visits=visits, cuts=cuts,
         n_full=int(full.sum()), n_partial=int(partial.sum()), n_empty=int((~blocks.any(-1)).sum()),
         hides=hides, block_size=block_size, packed=parts is not None,
     )  # fmt: skip

@@ -29,7 +29,7 @@ BETWEEN, SIGNAL = 1.0, 0.3
 def schedule_dq(
     blocks: Tensor, layout: Tensor, one_order: bool, window: int, parts: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Make `walks`, `visits` and `cuts` of `kernels.mask.lists.MaskLists`.
+    """Make `col_ranges`, `visits` and `cuts` of `kernels.mask.lists.MaskLists`.
 
     Programs wait least if those that run at the same time are never at the same row. Therefore
     consecutive columns share no row where possible, and each column visits its rows in the order of
@@ -63,7 +63,7 @@ def schedule_dq(
     orders = [_order_columns(head, window, splits.numbers >= SPLIT_STRIDE) for head in heads]
     orders *= len(layout) // len(orders)
     parts = None if parts is None else parts.cpu()
-    walks, visits, n = [], [], 0
+    col_ranges, visits, n = [], [], 0
     for head, whole, (columns, colours) in zip(blocks, layout, orders, strict=True):
         # Semaphore values: twice the number of earlier visits to the row, + 1 if others follow.
         ordered = head.T[columns]
@@ -80,14 +80,14 @@ def schedule_dq(
         order = np.lexsort((colours[row], ready, column))
         column, row = torch.from_numpy(column[order]), torch.from_numpy(row[order])
         ends = counts.cumsum(0) + n
-        walks.append(torch.stack((splits.numbers[columns], ends - counts, ends), dim=1))
+        col_ranges.append(torch.stack((splits.numbers[columns], ends - counts, ends), dim=1))
         number = row
         if parts is not None:
             mask_column = splits.numbers[columns[column]] % SPLIT_STRIDE
-            number = with_parts(number, parts[len(walks) - 1][row, mask_column])
+            number = with_parts(number, parts[len(col_ranges) - 1][row, mask_column])
         visits.append(torch.stack((number, semaphore[column, row]), dim=1))
         n = int(ends[-1])
-    return torch.stack(walks).int(), torch.cat(visits).int(), splits.cuts
+    return torch.stack(col_ranges).int(), torch.cat(visits).int(), splits.cuts
 
 
 class _Splits(NamedTuple):

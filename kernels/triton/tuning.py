@@ -147,7 +147,7 @@ def tiles_per_head(seq_len: int, block: int, options: AttentionOptions) -> int:
 
 
 def mask_head_stride(entries: Tensor | None) -> int:
-    """Stride of heads in `MaskLists.rows`, `.cols` or `.walks`; 0 if all heads share one layout."""
+    """Stride of heads in `MaskLists.rows`, `.cols` or `.col_ranges`; 0 if heads share a layout."""
     return 0 if entries is None or entries.shape[0] == 1 else entries.stride(0)
 
 

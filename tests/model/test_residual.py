@@ -6,7 +6,7 @@ from torch import nn
 
 from model.block import Block
 from model.config import ModelConfig
-from model.residual import Pending, defer, resolve, resolve_and_normalise
+from model.residual import DeferredResidual, defer, resolve, resolve_and_normalise
 
 B, T, C = 2, 7, 32
 
@@ -14,10 +14,10 @@ B, T, C = 2, 7, 32
 def test_pending_output_is_added_once() -> None:
     x, branch, bias = torch.randn(B, T, C), torch.randn(B, T, C), torch.randn(C)
     assert resolve(x, None) is x
-    assert torch.equal(resolve(x, Pending(branch, None)), x + branch)
-    assert torch.equal(resolve(x, Pending(branch, bias)), x + (branch + bias))
+    assert torch.equal(resolve(x, DeferredResidual(branch, None)), x + branch)
+    assert torch.equal(resolve(x, DeferredResidual(branch, bias)), x + (branch + bias))
     norm = nn.LayerNorm(C)
-    s, normal = resolve_and_normalise(x, Pending(branch, bias), norm)
+    s, normal = resolve_and_normalise(x, DeferredResidual(branch, bias), norm)
     assert torch.equal(s, x + (branch + bias))
     assert torch.equal(normal, norm(s))
 

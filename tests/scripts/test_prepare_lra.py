@@ -32,7 +32,7 @@ def files_of(folder):
     return {path.name: path.read_bytes() for path in folder.glob("*.npy")}
 
 
-def test_listops_with_its_yardsticks(tmp_path, capsys, few_formulas):
+def test_listops_with_its_baselines(tmp_path, capsys, few_formulas):
     run(tmp_path, "listops", "--tsv")
     folder = tmp_path / "out" / "listops"
     sizes = {split: len(open_split(folder, split)) for split in ("train", "val", "test")}

@@ -111,9 +111,9 @@ class BackwardLaunch:
         n_row_tiles = -(-T_q // plan.block) * (plan.block // QUERIES)
         self._preprocess_programs = B * H * n_row_tiles
         self._preprocess_numbers = T_q, D, H, n_row_tiles
-        walks, cuts = options.mask_walks, options.mask_cuts
+        col_ranges, cuts = options.mask_col_ranges, options.mask_cuts
         n_columns = -(-T_k // plan.block)
-        n_tiles = n_columns if walks is None else walks.shape[1]
+        n_tiles = n_columns if col_ranges is None else col_ranges.shape[1]
         # Scratch memory in one allocation, as 4-byte numbers: sums of dq, row statistics (lse and
         # delta), flags, splits, document bounds of key tiles, document bounds of query blocks.
         n_doc_tiles = n_doc_blocks = 0
@@ -139,7 +139,7 @@ class BackwardLaunch:
             options.softmax_scale, options.scale_log2, options.softcap_scale,
             options.keep_scale, options.drop_threshold,
             n_tiles, B * H_kv, heads_together(T_q, H // H_kv, B * H_kv, plan),
-            mask_head_stride(walks), options.first_query,
+            mask_head_stride(col_ranges), options.first_query,
         )  # fmt: skip
         self._split_programs = 0
         if cuts is not None:
@@ -190,6 +190,7 @@ class BackwardLaunch:
         if options.doc_start is not None:
             documents = [options.doc_start.data_ptr(), doc_tiles, doc_blocks]
             self._doc_kernel.launch(self._doc_programs, stream, *documents, *self._doc_numbers)
+        ranges = options.mask_col_ranges
         seed_and_lengths: tuple[Any, ...] = options.dropout_seed, options.kv_lengths
         self._kernel.launch(
             self._programs,
@@ -200,8 +201,8 @@ class BackwardLaunch:
             sums, flags, tile_counters.pair(device, stream).data_ptr(),
             *[x.data_ptr() for x in seed_and_lengths if x is not None],
             *documents,
-            *[x.data_ptr() for x in (options.mask_walks, options.mask_visits) if x is not None],
-            *([] if options.mask_walks is None else [splits if self._split_programs else sums]),
+            *[x.data_ptr() for x in (ranges, options.mask_visits) if x is not None],
+            *([] if ranges is None else [splits if self._split_programs else sums]),
             *self._numbers,
         )  # fmt: skip
         if options.mask_cuts is not None:

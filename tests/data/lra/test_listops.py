@@ -11,12 +11,12 @@ from data.lra.listops import (
     LONGEST,
     SHORTEST,
     SYMBOLS,
+    baselines,
     evaluate,
     parse,
     read_tsv,
     to_source,
     write_tsv,
-    yardsticks,
 )
 from data.lra.listops_generator import CHUNK, candidates, generate
 from data.lra.store import Manifest, open_split
@@ -216,29 +216,29 @@ def of_sources(*sources):
     return as_split([(t, evaluate(t.tolist())) for t in tokens])
 
 
-def test_yardsticks_of_formulas_that_need_only_direct_digits():
+def test_baselines_of_formulas_that_need_only_direct_digits():
     train = of_sources("[MIN 1 2 ]", "[MIN 3 4 ]", "[MIN 3 5 ]", "[MAX 3 4 ]", "[MAX 3 9 2 ]")
     test = of_sources("[MIN 8 3 9 ]", "[MIN 1 7 ]", "[MAX 1 1 9 ]", "[MAX 3 0 3 4 ]")
-    scores = yardsticks(train, test)
+    scores = baselines(train, test)
     assert scores["root_digits"] == 100
     assert scores["root"] == 50  # 3 after MIN, the smaller of 4 and 9 after MAX
     assert scores["majority"] == 25
 
 
-def test_yardsticks_tell_subtrees_from_digits():
+def test_baselines_tell_subtrees_from_digits():
     nested = "[MED [SM 5 5 ] 2 [SM 6 6 6 ] ]"
-    assert yardsticks(of_sources(nested, "[MED 2 ]", "[MED 2 ]"), of_sources(nested)) == {
+    assert baselines(of_sources(nested, "[MED 2 ]", "[MED 2 ]"), of_sources(nested)) == {
         "majority": 100,
         "root": 100,
         "root_digits": 100,
     }
     train = of_sources("[MAX 1 [MIN 9 9 ] ]", "[MAX 1 0 ]", "[MAX 1 1 ]")
-    assert yardsticks(train, of_sources("[MAX 0 1 [SM 8 1 ] ]"))["root_digits"] == 100
+    assert baselines(train, of_sources("[MAX 0 1 [SM 8 1 ] ]"))["root_digits"] == 100
 
 
-def test_yardsticks_of_the_benchmarks_distribution(formulas):
+def test_baselines_of_the_benchmarks_distribution(formulas):
     """Majority 17.0 and root operator 35.9 are known; 4 standard errors at 6,000 are 2.5 %."""
-    scores = yardsticks(as_split(formulas[:14_000]), as_split(formulas[14_000:]))
+    scores = baselines(as_split(formulas[:14_000]), as_split(formulas[14_000:]))
     assert scores["majority"] == pytest.approx(17.0, abs=2.0)
     assert scores["root"] == pytest.approx(35.9, abs=2.5)
     assert scores["root_digits"] == pytest.approx(49.6, abs=2.6)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from configs.reader import read_config, to_yaml
+from experiments.contours.baselines import write_predictions
 from experiments.contours.geometry import Endpoints, read_endpoints
 from experiments.contours.matching import Tolerance, describe, match
 from experiments.contours.tracing import main, on_pairs, read_log_odds
-from experiments.contours.yardsticks import write_predictions
 from scripts import prepare_lra
 from training.classification.config import ClassifyConfig
 

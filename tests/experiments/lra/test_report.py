@@ -117,7 +117,7 @@ def test_report(tmp_path, capsys):
     make_up(runs, "pairs", "dense", 1, 0.9)
     results.mkdir()
     (results / "lra_speed.json").write_text(json.dumps(SPEED))
-    (results / "pathfinder_yardsticks.json").write_text(
+    (results / "pathfinder_baselines.json").write_text(
         json.dumps({"accuracies": {"32": {"marker_positions": 0.67}, "64": {"distance": 0.5}}})
     )
     write_report(runs, "paper", make_tasks(tmp_path / "data", "listops"), results)

@@ -81,7 +81,7 @@ def test_trains_reports_and_goes_on(reproduce, tmp_path, capsys):
         last = read_metrics(folder)[-1]
         assert run["test_accuracy"] == 100 * last["test_accuracy"]
         assert run["curve"]["examples"] == [16, 32, 48]
-    assert set(result["yardsticks"]["listops"]) == {"majority", "root", "root_digits"}
+    assert set(result["baselines"]["listops"]) == {"majority", "root", "root_digits"}
 
     # of other tasks, into the same report
     assert reproduce("--tasks", "pairs", "--attentions", "dense", "--seeds", "1") == [

@@ -32,7 +32,7 @@ def test_bars_stand_beside_what_the_paper_has():
 
 
 def test_the_best_guess_from_the_ends_is_dotted():
-    yardsticks = {"accuracies": {"128": {"distance": 0.5, "both directions": 0.75}, "64": {"a": 1}}}
-    (axes,) = draw({"paper": PAPER, "runs": [made_up_run("pathx", 1, 90.0)]}, yardsticks).axes
+    baselines = {"accuracies": {"128": {"distance": 0.5, "both directions": 0.75}, "64": {"a": 1}}}
+    (axes,) = draw({"paper": PAPER, "runs": [made_up_run("pathx", 1, 90.0)]}, baselines).axes
     dotted = [np.ravel(line.get_xdata()) for line in axes.lines if line.get_linestyle() == ":"]
     assert np.mean(dotted, axis=1).tolist() == [75]

@@ -59,8 +59,8 @@ def test_stages_follow_one_another_and_are_reported(tiny: Path, capsys, monkeypa
     arguments = ["--stages", "pathx", "path64", "--out", str(tiny / "out")]
     arguments += ["--results", str(tiny / "results")]
     (tiny / "results").mkdir()
-    yardsticks = {"accuracies": {"128": {"distance": 0.53}}}
-    (tiny / "results" / "pathfinder_yardsticks.json").write_text(json.dumps(yardsticks))
+    baselines = {"accuracies": {"128": {"distance": 0.53}}}
+    (tiny / "results" / "pathfinder_baselines.json").write_text(json.dumps(baselines))
     reproduce_pathx.main(arguments)
     first, second = (tiny / "out" / f"{stage}_seed1111" for stage in ("path64", "pathx"))
     config = read_config(ClassifyConfig, [str(second / "config.yaml")])

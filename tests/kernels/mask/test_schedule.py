@@ -116,15 +116,15 @@ def test_long_layouts_are_scheduled_one_window_at_a_time() -> None:
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 def test_a_mask_lists_the_visits_of_visible_blocks(causal: bool) -> None:
     mask = BlockSparseMask(coin_flips(2, 9, 9, density=0.5), 16)
-    assert mask.lists(140, 140, causal=causal).walks is None
+    assert mask.lists(140, 140, causal=causal).col_ranges is None
     lists = mask.lists(140, 140, causal=causal, dq_schedule=True)
     blocks = mask.layout & torch.ones(9, 9, dtype=torch.bool).tril(0 if causal else 9)
     expected = schedule_dq(blocks, mask.layout, one_order=False, window=1024)
-    assert torch.equal(lists.walks, expected[0]) and torch.equal(lists.visits, expected[1])
+    assert torch.equal(lists.col_ranges, expected[0]) and torch.equal(lists.visits, expected[1])
     assert lists.cuts is expected[2] is None
     # heads that share a program visit columns in one order
     grouped = mask.lists(140, 140, causal=causal, longest_column_first=False, dq_schedule=True)
-    assert torch.equal(grouped.walks[0, :, 0], grouped.walks[1, :, 0])
+    assert torch.equal(grouped.col_ranges[0, :, 0], grouped.col_ranges[1, :, 0])
 
 
 @pytest.mark.parametrize("n", [128, 512])

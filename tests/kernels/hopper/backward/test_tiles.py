@@ -147,12 +147,12 @@ def masked_calls(seed):
             block_size=max(block_size, KEYS),
         )  # fmt: skip
         tiles, _ = document_bounds(second(doc_start), -(-seq_k // BLOCK) * 2, KEYS)
-        ranges = lists.walks.numpy()
+        ranges = lists.col_ranges.numpy()
         call = SimpleNamespace(
             seq_q=seq_q, seq_k=seq_k, window_size=window_size, n_head=2, group=1,
             lengths_ptr=Pointer(second(kv_lengths)), doc_ptr=Pointer(second(doc_start)),
             doc_tiles_ptr=Pointer(tiles), ranges_ptr=Pointer(ranges),
-            visits_ptr=Pointer(lists.visits.numpy()), n_walks=ranges.shape[1], cuts=lists.cuts,
+            visits_ptr=Pointer(lists.visits.numpy()), n_ranges=ranges.shape[1], cuts=lists.cuts,
             mask_stride=ranges[0].size if mask.n_head > 1 else 0,
         )  # fmt: skip
         without_mask = visible_pairs(seq_q, seq_k, features, window_size, doc_start, kv_lengths)
@@ -165,8 +165,8 @@ def masked_calls(seed):
 
 def work_items(call, plan):
     """The `Work` of all work indices of two heads, in order."""
-    order = SimpleNamespace(n_tiles=call.n_walks, n_heads=2, section=2)
-    for work_index in range(call.n_walks * 2):
+    order = SimpleNamespace(n_tiles=call.n_ranges, n_heads=2, section=2)
+    for work_index in range(call.n_ranges * 2):
         work = key_tiles.Work(*map(int, key_tiles.work_of(work_index, order, call, plan)))
         yield key_tiles.work_of_head(work, work.batch_kv, 0, call, plan)
 

@@ -55,7 +55,7 @@ def headline(**results: Result) -> str:
     )
 
 
-def glance_table(**results: Result) -> str:
+def results_table(**results: Result) -> str:
     """Build the table of all `LINES` from the results that `RESULTS` names."""
     return table(
         {
@@ -126,7 +126,7 @@ def _accuracies(results: Results, stage: str, size: int) -> str:
     runs = [run for run in results["pathx"]["runs"] if run["stage"] == stage]
     ours = " and ".join(f"{run['test_accuracy']:.1f}%" for run in runs)
     seeds = f"{len(runs)} seed{'s' * (len(runs) > 1)}"
-    guess = best_guess(results["pathfinder_yardsticks"], size)
+    guess = best_guess(results["pathfinder_baselines"], size)
     return f"{ours} ({seeds}); trees that see only endpoints: {guess:.1f}%"
 
 
@@ -201,6 +201,6 @@ LINES = (
 )
 
 RESULTS = (
-    "table4_hours", "table4_modern", "pathx", "pathfinder_yardsticks", "lra",
+    "table4_hours", "table4_modern", "pathx", "pathfinder_baselines", "lra",
     "lra_speed", "attention_hopper", "train_speed",
 )  # fmt: skip

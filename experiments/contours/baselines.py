@@ -1,7 +1,7 @@
 """Baselines on Pathfinder that do not trace: they see the two markers only.
 
-    python -m experiments.contours.yardsticks --data out/data/lra \\
-        --out docs/results/pathfinder_yardsticks.json --sizes 32 64 128 256
+    python -m experiments.contours.baselines --data out/data/lra \\
+        --out docs/results/pathfinder_baselines.json --sizes 32 64 128 256
 
 Gradient-boosted trees, and a small neural network that sees all features of the markers, are
 trained on the training split and scored on the whole test split. Their predictions on each test
@@ -26,7 +26,7 @@ command.add(
     "--predictions", type=Path, default=PREDICTIONS, metavar="FOLDER",
     help="folder for the predictions on each test image (default: %(default)s)",
 )  # fmt: skip
-command.read(out="docs/results/pathfinder_yardsticks.json")
+command.read(out="docs/results/pathfinder_baselines.json")
 
 import io
 from argparse import Namespace
@@ -158,7 +158,7 @@ def read_predictions(folder: Path, task: Path) -> dict[str, np.ndarray]:
         ValueError: the predictions are for other images.
     """
     path = folder / f"{task.name}.npz"
-    command = f"python -m experiments.contours.yardsticks --predictions {folder}"
+    command = f"python -m experiments.contours.baselines --predictions {folder}"
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist. Create it with {command}")
     arrays = load_npz(path)

@@ -3,7 +3,7 @@
 import pytest
 
 from evaluation.results import read_result
-from experiments import glance
+from experiments import headline
 from experiments.pages import RESULTS
 
 
@@ -16,7 +16,7 @@ from experiments.pages import RESULTS
     ],
 )
 def test_a_difference_is_called_what_its_interval_shows(nats, interval, said):
-    assert glance._verdict({"nats": nats, "interval": interval}) == said
+    assert headline._verdict({"nats": nats, "interval": interval}) == said
 
 
 def test_accuracies_stand_beside_what_the_ends_alone_give():
@@ -24,9 +24,9 @@ def test_accuracies_stand_beside_what_the_ends_alone_give():
     accuracies = {"64": {"a": 0.95}, "128": {"a": 0.5, "b": 0.875}}
     results = {
         "pathx": {"runs": [run, run | {"stage": "path64"}, run | {"test_accuracy": 87.0}]},
-        "pathfinder_yardsticks": {"accuracies": accuracies},
+        "pathfinder_baselines": {"accuracies": accuracies},
     }
-    said = glance._accuracies(results, "pathx_dense", 128)
+    said = headline._accuracies(results, "pathx_dense", 128)
     assert said == "90.2% and 87.0% (2 seeds); trees that see only endpoints: 87.5%"
 
 
@@ -45,13 +45,13 @@ def test_the_best_peer_is_the_fastest_that_ran():
         row("noncausal", 1.0, causal=False),
         {"name": "math", **problem, "status": "out of memory"},
     ]
-    answer = glance._dense({"attention_hopper": {"rows": rows}})
+    answer = headline._dense({"attention_hopper": {"rows": rows}})
     assert answer == ("250 / 500 TFLOP/s", "good: 200 / 400 TFLOP/s")
 
 
 def test_each_question_has_two_answers_and_a_place():
-    results = {name: read_result(RESULTS / f"{name}.json") for name in glance.RESULTS}
-    lines = glance.glance_table(**results).splitlines()[2:]
-    assert len(lines) == len(glance.LINES)
+    results = {name: read_result(RESULTS / f"{name}.json") for name in headline.RESULTS}
+    lines = headline.results_table(**results).splitlines()[2:]
+    assert len(lines) == len(headline.LINES)
     for cells in (line.strip("|").split("|") for line in lines):
         assert len(cells) == 4 and all(cell.strip() for cell in cells)

@@ -1,4 +1,4 @@
-"""Yardsticks of Pathfinder on a few thousand images, and the features that they see."""
+"""Baselines of Pathfinder on a few thousand images, and the features that they see."""
 
 import json
 from pathlib import Path
@@ -9,15 +9,15 @@ import pytest
 from data.lra.store import open_split
 from data.pathfinder.parameters import DIFFICULTIES
 from experiments.contours import generator_speed
-from experiments.contours.geometry import ALL, KNOWLEDGE, Endpoints, features, read_endpoints
-from experiments.contours.yardsticks import (
+from experiments.contours.baselines import (
     NETWORK,
     find_task,
     main,
     read_predictions,
     write_predictions,
 )
-from experiments.lra.report import pathfinder_yardsticks as as_the_report_reads_them
+from experiments.contours.geometry import ALL, KNOWLEDGE, Endpoints, features, read_endpoints
+from experiments.lra.report import pathfinder_baselines as as_the_report_reads_them
 from scripts import prepare_lra
 from tests.experiments.tiny_lra import make_tasks
 
@@ -72,7 +72,7 @@ def test_endpoints_are_where_images_have_markers(data: Path):
 
 
 def test_measures_and_keeps_predictions(data: Path, tmp_path: Path, capsys):
-    out, kept = tmp_path / "results" / "yardsticks.json", tmp_path / "kept"
+    out, kept = tmp_path / "results" / "baselines.json", tmp_path / "kept"
     folders = ["--data", str(data), "--out", str(out), "--predictions", str(kept)]
     main([*folders, "--sizes", "32", "256"])
     result = json.loads(out.read_text())
@@ -102,7 +102,7 @@ def test_measures_and_keeps_predictions(data: Path, tmp_path: Path, capsys):
 
 
 def test_predictions_of_other_images_are_refused(data: Path, tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=r"Create it with .*contours.yardsticks"):
+    with pytest.raises(FileNotFoundError, match=r"Create it with .*contours.baselines"):
         read_predictions(tmp_path, data / "pathfinder32")
     path = write_predictions(tmp_path, data / "pathfinder256", trees=np.zeros(600))
     path.rename(tmp_path / "pathfinder32.npz")
