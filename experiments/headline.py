@@ -178,7 +178,7 @@ BEST_PATHX = (
 NOT_RUN = "modded-nanogpt, which holds the speed record, was not run"
 
 TABLE4 = "experiments.table4", "table-4", "evaluation.md#what-our-runs-say"
-RECIPE = (TABLE4[0], "pass-keys-and-a-modern-recipe", "evaluation.md#a-recipe-of-today")
+RECIPE = (TABLE4[0], "pass-keys-and-a-modern-recipe", "evaluation.md#a-modern-recipe")
 PATHX = "experiments.pathx", "path-x-and-path-256", "lra.md#path-x-and-path-256"
 LRA = "experiments.lra.speed", "long-range-arena", "lra.md#table-3"
 ATTENTION = "experiments.attention", "attention"
