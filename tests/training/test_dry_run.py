@@ -283,3 +283,17 @@ def test_startup_notes(corpus) -> None:
     )
     assert [note.partition(":")[0] for note in many] == ["warning", "compiling"]
     assert [note.partition(":")[0] for note in few] == ["compiling"]
+
+
+CONFIGS = [path for path in sorted(Path("configs").glob("*.yaml")) if "# Needs" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_head_of_a_configuration_is_what_dry_run_estimates(path, capsys) -> None:
+    head = re.search(
+        r"# Needs about ([\d.]+ GiB) per GPU(?:, and (.*) on one H100)?:", path.read_text()
+    )
+    assert head is not None
+    out = printed(capsys, str(path), "--dry-run")
+    assert f"about {head[1]} a GPU" in out
+    assert head[2] is None or f"about {head[2]} on 1 x H100" in out
