@@ -184,8 +184,8 @@ def test_two_processes_go_on_bit_for_bit(run, tmp_path):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("first", [1, 2])
-def test_another_number_of_processes_goes_on(run, tmp_path, first):
-    """In the middle of two records, so that what they add up is shared out, too."""
+def test_resumes_with_another_number_of_processes(run, tmp_path, first):
+    """Resume between two records, so that the sums of the metrics are also sharded."""
     options = ("optim.schedule=constant", "model.dropout=0.0", "run.log_every=3")
     run(*options, f"run.out_dir={tmp_path / 'one'}")
     trains = [run, partial(in_two_processes, run)]
@@ -199,8 +199,8 @@ def test_another_number_of_processes_goes_on(run, tmp_path, first):
 
 def test_trains_on_interpreted_triton_kernels(run, tmp_path):
     """The trainer on this project's own kernels gives the losses that it gives on PyTorch's."""
-    # interpreted, each block of each layer and head takes its time; the second loss is the first
-    # that tells of gradients
+    # each block of each layer and head is slow when interpreted; the second loss is the first that
+    # depends on gradients
     options = ("optim.max_steps=2", "optim.warmup_steps=0", "model.dropout=0.0")
     options += ("model.n_layer=1", "model.context_length=64", "optim.batch_tokens=128")
     run(*options, "model.attention=triton", f"run.out_dir={tmp_path / 'triton'}")

@@ -1,4 +1,4 @@
-"""Runs of several processes that share out the model, against one process."""
+"""Runs of several processes that shard the model, against one process."""
 
 import os
 import socket

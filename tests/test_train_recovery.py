@@ -1,4 +1,4 @@
-"""What a run loses when something goes wrong: nothing that it does not say."""
+"""Recovery of a run from failures: nothing is lost without a message."""
 
 import re
 import shutil
@@ -250,8 +250,8 @@ def test_what_was_added_up_since_the_last_record_is_saved(run, spoil, tmp_path):
     run(*options)
     shutil.rmtree(checkpoints(run.out_dir)[-1])
     run(*options)
-    told = [
-        [{k: v for k, v in r.items() if k in ("step", "loss", "skipped_samples")} for r in of]
-        for of in (read_metrics(tmp_path / "whole"), read_metrics(run.out_dir))
+    records = [
+        [{k: v for k, v in r.items() if k in ("step", "loss", "skipped_samples")} for r in run]
+        for run in (read_metrics(tmp_path / "whole"), read_metrics(run.out_dir))
     ]
-    assert told[0] == told[1]
+    assert records[0] == records[1]

@@ -1,4 +1,4 @@
-"""A run that is told to end, at any moment, has lost nothing when the same command goes on."""
+"""A run stopped by a signal at any moment loses nothing when the same command resumes it."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def whole(make_run, tmp_path_factory):
     return run
 
 
-def told(folder):
+def records_without_speed(folder):
     return [
         {name: value for name, value in record.items() if name not in SPEED}
         for record in read_metrics(folder)
@@ -63,15 +63,15 @@ def test_one_process(run, whole, tmp_path, phase, number):
         assert process.exitcode == (128 + number if number == signal.SIGINT else 0)
         newest = checkpoints(run.out_dir)[-1]
         step = step_of(newest)
-        assert saved <= step <= saved + (phase == "saving")  # beside the next step
+        assert saved <= step <= saved + (phase == "saving")  # saved in parallel with the next step
         assert said == f"{word} at step {step}: the same command resumes from {newest}"
     run()
-    assert told(run.out_dir) == told(whole.out_dir)
+    assert records_without_speed(run.out_dir) == records_without_speed(whole.out_dir)
 
 
 @pytest.mark.parametrize("n_processes", [1, pytest.param(2, marks=pytest.mark.distributed)])
-def test_the_first_step_of_a_run_that_goes_on(run, tmp_path, n_processes):
-    """As it compiles, which may take minutes, it is not waited for: all before it is saved."""
+def test_stopping_in_the_first_step_after_a_resume(run, tmp_path, n_processes):
+    """The run does not wait for a step that may compile for minutes; earlier steps are saved."""
     run("optim.max_steps=4")
     newest = checkpoints(run.out_dir)[-1]
     called = ([str(run.config)], "first step", signal.SIGTERM)
@@ -79,7 +79,7 @@ def test_the_first_step_of_a_run_that_goes_on(run, tmp_path, n_processes):
         process = start_process(start_alone, tmp_path / "log", *called, 0)
         process.join(60)
         ended, said = [process.exitcode], (tmp_path / "log").read_text()
-    else:  # torchrun tells each
+    else:  # torchrun sends the signal to each process
         ends = call_on_two_processes(tmp_path, train_and_stop, *called, None)
         ended, said = [status for status, _ in ends], ends[0][1]
     assert ended == [0] * n_processes
@@ -88,8 +88,8 @@ def test_the_first_step_of_a_run_that_goes_on(run, tmp_path, n_processes):
     assert list(losses(run.out_dir)) == [*range(1, 9)]
 
 
-def test_while_steps_are_skipped_as_the_weights_are_ruined(run, tmp_path):
-    """What is saved then is not good, and does not push out what is."""
+def test_stopping_while_ruined_weights_skip_steps(run, tmp_path):
+    """The checkpoint saved then is not good, and does not evict a good one."""
     options = ["optim.schedule=constant", "run.save_every=1", "run.keep_last=1"]
     run("optim.max_steps=4", *options)
     ruin = ["optim.lr=1e20", "optim.warmup_steps=0", "optim.max_steps=40", "run.max_skipped=6"]

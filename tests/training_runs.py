@@ -1,4 +1,4 @@
-"""What the tests of whole runs share."""
+"""Helpers for tests of whole runs."""
 
 import os
 import subprocess
@@ -19,21 +19,21 @@ def stop_after(last_step):
     """Replacement of Trainer.record that ends the process, as Ctrl-C does, after a later step."""
     record = train.Trainer.record
 
-    def stop(self, what, **values):
+    def stop(self, entry, **values):
         if self.step > last_step and "lr" in values:  # a step, not a validation
             raise KeyboardInterrupt
-        record(self, what, **values)
+        record(self, entry, **values)
 
     return stop
 
 
 def call_on_two_processes(folder, function, *arguments):
-    """As `call_on_processes`, two of them."""
+    """Call the function on two processes, with `call_on_processes`."""
     return call_on_processes(2, folder, function, *arguments)
 
 
 def train_on_two_processes(run, *overrides):
-    """What torchrun would do with train.py; returns as `call_on_two_processes` does."""
+    """Run train.py on two processes, as torchrun would. Returns as `call_on_two_processes`."""
     return call_on_two_processes(run.config.parent, _train, [str(run.config), *overrides])
 
 
@@ -48,13 +48,13 @@ def in_two_processes(run, *overrides):
 
 
 def in_processes(n, run, *overrides):
-    """Train to the end in so many processes."""
+    """Train to the end in n processes."""
     ends = call_on_processes(n, run.config.parent, _train, [str(run.config), *overrides])
     assert all(status == 0 for status, _ in ends), ends
 
 
 def by_torchrun(run, *overrides):
-    """The same by the command that a user gives, with a process of Python's for each."""
+    """Train to the end in two processes with the torchrun command that a user would type."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
         "train.py", str(run.config), *overrides,

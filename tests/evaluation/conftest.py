@@ -1,4 +1,4 @@
-"""What the tests of evaluations share: known losses, runs that were never trained, tiny runs."""
+"""Shared fixtures of the evaluation tests: known losses, untrained runs and tiny trained runs."""
 
 from functools import partial
 

@@ -55,7 +55,7 @@ def made_up_run(stream, folder, label, losses, *, seed=1, context_length=64, doc
 
 
 def added_up(runs, stream):
-    """What scripts.evaluate makes of runs once their losses are there."""
+    """Add up the losses of the runs, as scripts.evaluate does after scoring."""
     scorings = chain(*(known.losses for known in runs))
     corpus = describe_corpus(stream, load_tokenizer(str(stream.path)).token_bytes(), scorings)
     scored = [

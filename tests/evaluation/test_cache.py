@@ -27,7 +27,7 @@ def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_
         read_losses(run, stream, replace(scoring, first=8))
     for other in (
         opened("run", step=4),
-        opened("run", gpu_hours=0.6),  # trained once more, to the same step
+        opened("run", gpu_hours=0.6),  # trained again, to the same step
         opened("run", "run.dtype=bfloat16"),
         opened("run", "model.rope_scaling=2"),
     ):

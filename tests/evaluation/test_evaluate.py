@@ -211,8 +211,10 @@ def test_sums_are_what_a_report_is_made_of(
         results_of(folders[-1], tmp_path / "elsewhere" / "long", "--sums", sums)
 
 
-def test_a_run_alone_has_the_tokens_of_all_together(train, results_of, corpus, tmp_path):
-    """Of 40 tokens, which no short window slides by, the long ones show fewer well enough."""
+def test_scoring_one_run_counts_the_same_tokens_as_all_together(
+    train, results_of, corpus, tmp_path
+):
+    """A stride of 40 is too long for short windows; in long ones, fewer tokens have context."""
     long, short = train("long", "model.context_length=64", steps=1), train("short", steps=1)
     command = ("--stride", 8, 40, "--histories", 32, 64, "--near", 4, "--first", 64)
     ((_, together),) = results_of(long, short, *command)

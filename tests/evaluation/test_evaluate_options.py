@@ -1,4 +1,4 @@
-"""What the options of scripts/evaluate.py change, and what it takes from a run without them."""
+"""Options of scripts/evaluate.py, and the defaults that it takes from a run."""
 
 import shutil
 

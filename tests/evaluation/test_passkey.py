@@ -164,11 +164,11 @@ def test_documents_that_teach(corpus, tokenizer) -> None:
     lengths, n_keys = [], []
     for document in documents:
         text = document.text
-        told = dict(re.findall(r"The pass key of door (\d+) is (\d{5})\. Remember it", text))
+        given = dict(re.findall(r"The pass key of door (\d+) is (\d{5})\. Remember it", text))
         asked = dict(re.findall(r"\? The pass key of door (\d+) is (\d{5})\.", text))
-        assert told == asked and len(told) >= 1  # each is asked for, and the answer is right
+        assert given == asked and len(given) >= 1  # each is asked for, and the answer is right
         assert text.endswith(f"{[*asked.values()][-1]}.")
-        n_keys.append(len(told))
+        n_keys.append(len(given))
         lengths.append(len(tokenizer.encode(text)))
     shortest, longest = min(lengths), max(lengths)
     assert 140 < shortest < 190 and 1800 < longest <= 2010

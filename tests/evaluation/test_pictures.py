@@ -1,4 +1,4 @@
-"""What is drawn of an evaluation: differences to the first model, a few models a panel."""
+"""Plots of an evaluation: differences from the first model, a few models per panel."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What runs are called; another's settings are tested with those that use them."""
+"""Labels and descriptions of runs. Settings are tested with the code that uses them."""
 
 import json
 import os
@@ -152,7 +152,7 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     assert describe(opened("a", step=8))["evaluations"] == [last | {"step": 5}]
     for origin in (tmp_path / "a", "where/it/was/trained/a"):  # both were moved
         assert describe(opened("b", f"run.init_from={origin}"))["before"] == last
-    evaluated(tmp_path / "away", last | {"tokens": 8})  # beside the run, but not where it was
+    evaluated(tmp_path / "away", last | {"tokens": 8})  # next to the run, but not at its old path
     far = describe(opened("b", f"run.init_from={tmp_path / 'far' / 'away'}"))
     assert far["before"] == last | {"tokens": 7}
     for origin in ("nowhere", "gone/a"):  # the second has the name of the run itself
@@ -171,7 +171,7 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "label"),
     [
         ({}, "dense"),
         ({"mask": MaskConfig(pattern="butterfly")}, "butterfly"),
@@ -179,5 +179,5 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     ],
     ids=["dense", "butterfly", "window"],
 )
-def test_what_layers_attend_to(settings, told):
-    assert mask_of(ModelConfig(vocab_size=256, **settings)) == told
+def test_mask_label(settings, label):
+    assert mask_of(ModelConfig(vocab_size=256, **settings)) == label

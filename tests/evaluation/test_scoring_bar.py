@@ -1,4 +1,4 @@
-"""What an evaluation shows while it scores."""
+"""Progress output of an evaluation."""
 
 import re
 

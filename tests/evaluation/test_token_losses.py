@@ -181,7 +181,7 @@ def test_two_processes_give_the_losses_of_one(model, stream, tmp_path):
 
 
 def one_of_two(shards, out):
-    """What each process of the test above does."""
+    """Body of each process in the test above."""
     stream = TokenStream(shards, "val")
     with start_processes("cpu") as processes:
         assert processes.world_size == 2

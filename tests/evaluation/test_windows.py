@@ -25,7 +25,7 @@ SHAPES = [
 
 @pytest.fixture
 def stream(make_shards):
-    """107 tokens, all but the ends of text told apart by their ids."""
+    """Stream of 107 tokens with distinct ids, except for the end-of-text tokens."""
     documents = [list(range(1, 8)), [8], [], list(range(9, 60)), list(range(60, 103))]
     return TokenStream(make_shards(documents, shard_tokens=30, vocab_size=200), "train")
 

@@ -114,8 +114,8 @@ def test_an_error_of_one_process_is_shown(kind, monkeypatch):
 
 
 @pytest.mark.parametrize(("rank", "kind"), [("1", "ValueError"), ("0", "RuntimeError")])
-def test_another_process_speaks(rank, kind, monkeypatch):
-    """What torchrun ends because of another says nothing; here it would only after hours."""
+def test_only_the_failed_process_prints_its_error(rank, kind, monkeypatch):
+    """A process that torchrun ends because another failed is silent. Here it waits for hours."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("LOCAL_RANK", rank)
     program = FAILS % (9999.0, kind)
@@ -125,7 +125,7 @@ def test_another_process_speaks(rank, kind, monkeypatch):
 
 @pytest.fixture
 def same_signals():
-    """What Ctrl-C does to pytest itself."""
+    """Restore pytest's own Ctrl-C handler after the test."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)

@@ -171,8 +171,8 @@ def test_within_a_tenth_of_what_was_measured() -> None:
     for size, context_length, peak in found:
         model = ModelConfig(context_length=context_length, **GPT2_SIZES[size])
         config = config_of(model)
-        told = estimate(config, config.optim.micro_batch_size, 1).total / GIB
-        assert told == pytest.approx(peak, rel=0.1), (size, context_length)
+        estimated_gib = estimate(config, config.optim.micro_batch_size, 1).total / GIB
+        assert estimated_gib == pytest.approx(peak, rel=0.1), (size, context_length)
 
 
 def test_within_a_tenth_of_what_was_measured_on_two_gpus() -> None:

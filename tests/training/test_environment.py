@@ -29,7 +29,7 @@ def test_what_the_first_weights_took_is_noted(tmp_path):
     origin, here = tmp_path / "origin", tmp_path / "here"
     origin.mkdir()
     here.mkdir()
-    note_start(here, 0, origin=origin)  # an imported model, say
+    note_start(here, 0, origin=origin)  # an imported model, for example
     assert read_starts(here)[0]["before"] is None
     last = {"step": 9, "tokens": 90, "gpu_hours": 0.5, "val_loss": 4.0}
     records = [last | {"step": 5}, last | {"other": 1}, {"step": 10, "loss": 1.0}]
@@ -97,7 +97,7 @@ def test_no_git(checkout, monkeypatch):
 
 
 def test_training_notes_where_it_was_started(run):
-    for steps, starts in ((4, [0]), (4, [0]), (8, [0, 4])):  # the second only evaluates once more
+    for steps, starts in ((4, [0]), (4, [0]), (8, [0, 4])):  # the second only evaluates again
         run(f"optim.max_steps={steps}", "optim.warmup_steps=0")
         assert [start["from_step"] for start in read_starts(run.out_dir)] == starts
         assert read_starts(run.out_dir)[-1]["torch"] == torch.__version__

@@ -179,7 +179,7 @@ def test_compiled_full_keeps_less_than_selective(monkeypatch):
 
 
 def change_by_a_thousandth(context) -> float:
-    """Of the loss, when all gains of a model that two processes share grow by a thousandth."""
+    """Change of the loss when all norm gains of a model on two processes grow by a thousandth."""
     processes = Processes(rank=context.rank, world_size=2, device=torch.device("cpu"))
     config = TrainConfig(
         model=ModelConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=61, context_length=CONTEXT),

@@ -66,7 +66,7 @@ print("shown", file=stream, flush=True)
 sys.stdin.read(1)
 print("lost", file=stream, flush=True)
 stream.flush()
-sys.stderr.write(f"goes on, {os.readlink('/proc/self/fd/1')}")
+sys.stderr.write(f"still running, {os.readlink('/proc/self/fd/1')}")
 """
 
 
@@ -149,7 +149,7 @@ def test_a_closed_terminal_is_left():
         assert os.read(ours, 100).split() == [b"shown"]
         os.close(ours)
         _, said = process.communicate(b"x", timeout=60)
-    assert (process.returncode, said) == (0, b"goes on, /dev/null")
+    assert (process.returncode, said) == (0, b"still running, /dev/null")
 
 
 def test_other_errors_are_raised():

@@ -124,8 +124,8 @@ SOMEBODYS = {
 
 
 @pytest.mark.parametrize("text", SOMEBODYS.values(), ids=SOMEBODYS)
-def test_a_configuration_of_somebody_is_a_sentence_that_quotes_nothing(tmp_path, monkeypatch, text):
-    """Of its values, or of a file that it links to, or of our environment."""
+def test_errors_in_a_foreign_configuration_quote_nothing(tmp_path, monkeypatch, text):
+    """The error quotes no values of the file, of a file it links to, or of our environment."""
     monkeypatch.setenv("SECRET", "s3cr3t")
     (tmp_path / "private").write_bytes(text.encode("latin-1"))
     path = tmp_path / RUN_CONFIG

@@ -1,4 +1,4 @@
-"""Trackers are given the records of a run, also of one that goes on."""
+"""Trackers get the records of a run, also after it resumes."""
 
 import sys
 

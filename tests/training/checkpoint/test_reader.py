@@ -38,7 +38,7 @@ def test_goes_on_bit_for_bit(tmp_path):
 
 @pytest.mark.parametrize("saved_as_tensor", [False, True])
 def test_the_learning_rate_may_be_a_tensor_on_one_side(tmp_path, saved_as_tensor):
-    """As it is where steps are captured in a CUDA graph: others must be able to go on from it."""
+    """CUDA graphs need a tensor learning rate: such a run must resume without graphs, and back."""
 
     def make_one(seed, as_tensor):
         model, optimizer = make(seed)

@@ -113,7 +113,7 @@ def test_steps_that_follow_do_not_change_what_is_saved(tmp_path, monkeypatch):
 
 @contextmanager
 def limited_files(size):
-    """Let no file of this process grow past so many bytes: it meets a disk that is full."""
+    """Limit the files of this process to `size` bytes, to imitate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -195,7 +195,7 @@ def save_forever(run, first, steps):
 
 
 def test_killed_while_saving(tmp_path):
-    """Whenever the process dies, what is found can be loaded, and is no older than was reported."""
+    """Whenever the process dies, a checkpoint loads that is as new as the last reported one."""
     run = tmp_path / "run"
     reported = 0
     for delay in (0.0, 0.003, 0.011, 0.017):

@@ -84,10 +84,10 @@ def test_two_processes_share_the_batches_of_joined_sets(config: Path, tmp_path: 
     two_processes(program, str(tmp_path / "rank"), *options, two)
 
     def examples(*names: str) -> list[list[tuple]]:
-        """Of each step, in some order: places, grey levels there, and the label."""
-        seen = [torch.load(tmp_path / name) for name in names]
+        """Sorted examples of each step: positions, their grey levels, and the label."""
+        batches_of = [torch.load(tmp_path / name) for name in names]
         steps = []
-        for batches in zip(*seen, strict=True):
+        for batches in zip(*batches_of, strict=True):
             rows = []
             for tokens, lengths, places, labels in batches:
                 for row, n in enumerate(lengths.tolist()):

@@ -134,7 +134,7 @@ def test_what_is_hidden_of_an_example_depends_on_its_number_alone() -> None:
     pairs = hidden(list(range(5)), documents=2)
     assert torch.equal(hidden([3], documents=2), pairs[6:8])
     assert not torch.equal(pairs[6], pairs[7])
-    # fixed values: scores of today and of later must be of the same tokens
+    # fixed values: current and later scores must use the same tokens
     assert whole[3, :16].int().tolist() == PINNED
 
 

@@ -1,4 +1,4 @@
-"""What runs start with: first weights of labels and of tokens, and what a checkpoint must share."""
+"""Initial weights of runs that predict labels or tokens, and the settings a resume must share."""
 
 from pathlib import Path
 from typing import Any

@@ -93,8 +93,8 @@ class Bigrams(nn.Module):
 
 
 @pytest.mark.parametrize("ask", [ask_following, partial(ask_hidden, share=0.4)])
-def test_a_step_takes_the_mean_of_what_is_asked_for(ask) -> None:
-    """Of all tokens of the batch that are, whatever the lengths of their rows."""
+def test_the_loss_of_a_step_is_the_mean_over_its_targets(ask) -> None:
+    """The mean is over all target tokens of the batch, whatever the lengths of its rows."""
     model, other = Bigrams(), Bigrams()
     finite = finite_steps(model)
     step = make_step(model, finite, ask)

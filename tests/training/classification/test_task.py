@@ -110,7 +110,7 @@ def test_stopping_and_going_on_changes_no_loss(
     parts = main([str(config), *options])
     assert without_time(parts) == without_time(whole)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    # once more: nothing to train, the same answer
+    # run again: nothing to train, the same answer
     assert without_time(main([str(config), *options])) == without_time(whole)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
@@ -120,7 +120,7 @@ def test_stopping_and_going_on_changes_no_loss(
 def test_learns_tokens_and_then_labels(
     pairs: Path, tmp_path: Path, options: list[str], objective: str
 ):
-    """All bytes of a document can be told from one of them."""
+    """All bytes of a document are equal, so one of them predicts the others."""
     options = [str(pairs), *options, "run.compile=false"]
     first, second = tmp_path / "run", tmp_path / "second"
     found = main([*options, f"objective={objective}"])
@@ -146,7 +146,7 @@ def test_learns_tokens_and_then_labels(
 
 
 def test_pixels_are_predicted_at_their_places(config: Path, tmp_path: Path):
-    """Without the zeros, in a curriculum of joined sets: nothing but grey levels is to be told."""
+    """Curriculum of joined sets without zero pixels: only grey levels have to be predicted."""
     for seed in range(2):
         folder = make_dots(tmp_path / f"one_grey_{seed}", seed=seed, grey=77)
     phases = f"data.phases=[{{paths: ['{folder}', '{folder.parent / 'one_grey_0'}'], steps: 5}}]"
@@ -223,7 +223,7 @@ def test_learned_positions_grow_gridwise(config: Path, tmp_path: Path):
 
 
 def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeypatch, request):
-    """More than torch compiles of one function, where it is not told."""
+    """More shapes than the recompile limit of PyTorch, which a run raises."""
     torch._dynamo.reset()
     request.addfinalizer(torch._dynamo.reset)  # what is compiled here counts for other tests too
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
@@ -237,12 +237,12 @@ def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeyp
 
 
 def test_a_process_may_train_many_models(config: Path, tmp_path: Path, monkeypatch):
-    """What was compiled for earlier ones is not counted against the last."""
+    """Graphs compiled for earlier models do not count towards the limit of the last one."""
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     options = [*CPU, "run.compile=true", "model.attention_dropout=0", "data.phases=[]"]
     for n in (2, 4, 6, 8):
-        # anew each time, as a run raises it where it needs more
+        # reset each time, because a run raises the limit if it needs more
         with torch._dynamo.config.patch(recompile_limit=3):
             main([str(config), *options, f"optim.batch_size={n}", "optim.max_steps=3",
                   f"run.out_dir={tmp_path / str(n)}"])  # fmt: skip
@@ -278,8 +278,8 @@ def test_all_pixels_need_their_number(config: Path):
         main([str(config), *CPU, "data.phases=[]", "data.zeros=tokens"])
 
 
-def test_lost_pixels_of_scored_images_are_told(config: Path, tmp_path: Path):
-    """Those of training images were told before; here all of them fit."""
+def test_evaluated_images_with_too_many_pixels_are_refused(config: Path, tmp_path: Path):
+    """Training images are checked earlier; here all of them fit."""
     narrow = make_dots(tmp_path / "narrow", seed=2, most=20)
     wide = make_dots(tmp_path / "wide", seed=3, most=23)
     phases = f"data.phases=[{{paths: ['{narrow}'], steps: 7}}]"

@@ -1,4 +1,4 @@
-"""What a GPT's configuration takes from the prepared data."""
+"""GPT settings that come from the prepared data."""
 
 import json
 
@@ -11,7 +11,7 @@ QUICKSTART = "configs/quickstart.yaml"
 
 @pytest.fixture
 def entries(corpus):
-    """Of the corpus's tokenizer."""
+    """Number of entries in the corpus's tokenizer."""
     return json.loads((corpus / "manifest.json").read_text())["tokenizer"]["vocab_size"]
 
 

@@ -1,4 +1,4 @@
-"""What a GPT's steps tell of their speed, and validations of the loss."""
+"""Reports of a GPT's training: speed of each step, loss of each validation."""
 
 import math
 
