@@ -22,7 +22,7 @@ from training.language.config import load_config
 from training.metrics import read_metrics
 
 
-def test_learns_and_evaluates_the_whole_validation_set(run, corpus):
+def test_learns_and_evaluates_on_the_whole_validation_set(run, corpus):
     result = run("optim.max_steps=40", "run.eval_every=20")
     manifest = json.loads((corpus / "manifest.json").read_text())
     assert result["val_tokens"] == manifest["splits"]["val"]["tokens"] - 1
@@ -51,9 +51,9 @@ MODERN = [
     ],
     ids=["cpu", "cpu-modern", "gpu", "gpu-modern"],
 )
-def test_stopping_and_going_on_changes_no_loss(run, tmp_path, options):
+def test_resuming_changes_no_loss(run, tmp_path, options):
     whole = run(*options, f"run.out_dir={tmp_path / 'whole'}")
-    # the schedule is the whole run's: only the process ends early
+    # only the process ends early: the schedule is that of the whole run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.Trainer.record", stop_after(5))
         with pytest.raises(KeyboardInterrupt) as stopped:
@@ -78,7 +78,7 @@ def test_micro_batches_add_up_to_the_same_step(run, tmp_path):
         torch.testing.assert_close(steps[2][step], steps[0][step], rtol=1e-4, atol=1e-5)
 
 
-def test_documents_masked_or_not_and_a_butterfly(run, tmp_path):
+def test_document_and_butterfly_masks_change_the_loss(run, tmp_path):
     butterfly = ["model.mask.pattern=butterfly", "model.mask.block_size=16"]
     butterfly += ["model.context_length=64"]
     results = {}
@@ -102,7 +102,7 @@ def test_finished_run_is_evaluated_again_and_recorded_once(run):
 
 @pytest.fixture
 def slow_clock(monkeypatch):
-    """An hour passes between any two looks at the clock of training."""
+    """Replace the training clock with one that advances an hour at each reading."""
     clock = itertools.count(0, 3600)
     monkeypatch.setattr("training.profiling.time", SimpleNamespace(perf_counter=clock.__next__))
 
@@ -112,7 +112,7 @@ def hours(folder, kind):
 
 
 def test_gpu_hours_count_each_step_once_and_survive_a_resume(run, slow_clock):
-    # stretches of steps, an hour each: 1 to 4 (the first step untimed), 5 and 6, 7 and 8
+    # intervals of one hour each: steps 1 to 4 (the first step is not timed), 5 and 6, 7 and 8
     options = ("run.log_every=4", "run.eval_every=6")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.Trainer.record", stop_after(4))
@@ -122,7 +122,7 @@ def test_gpu_hours_count_each_step_once_and_survive_a_resume(run, slow_clock):
         4 / 3
     )
     run(*options)
-    # and step 5, the first of the second process, counts as long as step 6
+    # step 5, the first of the second process, counts as much as step 6
     assert hours(run.out_dir, "loss") == [(4, pytest.approx(4 / 3)), (8, pytest.approx(13 / 3))]
     assert hours(run.out_dir, "val_loss") == [
         (6, pytest.approx(4 / 3 + 2)),
@@ -146,7 +146,7 @@ def test_first_step_has_no_speed(run):
     [
         [],
         pytest.param(
-            # the steps behind the first twelve are replayed
+            # CUDA graph replays start after the first twelve steps
             ["run.device=cuda", "run.compile=true", "optim.max_steps=20", "optim.lr=1e-3"],
             marks=pytest.mark.gpu(2),
         ),
@@ -163,17 +163,18 @@ def test_two_processes_give_the_losses_of_one(run, tmp_path, options):
     evaluation = [r for r in read_metrics(two) if "val_loss" in r][-1]
     torch.testing.assert_close(evaluation["val_loss"], result["val_loss"], rtol=1e-4, atol=1e-5)
     assert evaluation["val_tokens"] == result["val_tokens"]
-    # each waits for the other, so two processes spend twice the time of their speed, and no less; a
-    # step that compiles, or is captured, counts as long as the one behind it
-    seconds = behind = 0
+    # the processes wait for each other, so two of them spend twice the time of their steps; a step
+    # that compiles or is captured counts as much as the step after it
+    seconds = step_seconds = 0
     for record in reversed([r for r in read_metrics(two) if "loss" in r]):
-        behind = 256 / record["tokens_per_s"] if "tokens_per_s" in record else behind
-        seconds += behind
+        if "tokens_per_s" in record:
+            step_seconds = 256 / record["tokens_per_s"]
+        seconds += step_seconds
     assert evaluation["gpu_hours"] * 3600 == pytest.approx(2 * seconds, rel=1e-6)
 
 
 @pytest.mark.distributed
-def test_two_processes_go_on_bit_for_bit(run, tmp_path):
+def test_two_processes_resume_bit_for_bit(run, tmp_path):
     options = ("optim.schedule=constant", "optim.batch_tokens=128")
     whole, parts = f"run.out_dir={tmp_path / 'whole'}", f"run.out_dir={tmp_path / 'parts'}"
     in_two_processes(run, *options, whole)
@@ -190,7 +191,7 @@ def test_resumes_with_another_number_of_processes(run, tmp_path, first):
     run(*options, f"run.out_dir={tmp_path / 'one'}")
     trains = [run, partial(in_two_processes, run)]
     trains[first - 1](*options)
-    shutil.rmtree(latest_checkpoint(run.out_dir))  # that of step 4 is left
+    shutil.rmtree(latest_checkpoint(run.out_dir))  # leaves the checkpoint of step 4
     trains[2 - first](*options)
     assert [*losses(run.out_dir)] == [3, 6, 8]
     for step, loss in losses(tmp_path / "one").items():
@@ -198,7 +199,7 @@ def test_resumes_with_another_number_of_processes(run, tmp_path, first):
 
 
 def test_trains_on_interpreted_triton_kernels(run, tmp_path):
-    """The trainer on this project's own kernels gives the losses that it gives on PyTorch's."""
+    """Training with Papilio's kernels gives the same losses as with PyTorch's."""
     # each block of each layer and head is slow when interpreted; the second loss is the first that
     # depends on gradients
     options = ("optim.max_steps=2", "optim.warmup_steps=0", "model.dropout=0.0")
@@ -251,7 +252,7 @@ def test_errors(run, overrides, error, message, monkeypatch):
     assert re.match(f"error: .*({message})", str(end.value))
 
 
-def test_a_tokenizer_that_is_not_the_one_of_the_data(run, corpus, tmp_path):
+def test_a_replaced_tokenizer_is_refused(run, corpus, tmp_path):
     data = shutil.copytree(corpus, tmp_path / "data")
     path = data / "tokenizer.json"
     spec = json.loads(path.read_text())
@@ -264,7 +265,7 @@ def test_a_tokenizer_that_is_not_the_one_of_the_data(run, corpus, tmp_path):
     assert not out.exists()
 
 
-def test_more_processes_than_gpus(run, monkeypatch):
+def test_more_processes_than_gpus_are_refused(run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(ValueError, match="this machine has 1 GPU.*Try --nproc_per_node=1"):
@@ -281,7 +282,7 @@ def test_stopped_before_the_first_checkpoint(run, monkeypatch):
     ]
 
 
-def test_a_longer_run_changes_the_schedule_and_says_so(run, capsys):
+def test_a_longer_run_reports_the_changed_schedule(run, capsys):
     run("optim.max_steps=4")
     capsys.readouterr()
     run("optim.max_steps=8")
@@ -294,14 +295,14 @@ def test_a_longer_run_changes_the_schedule_and_says_so(run, capsys):
     assert "learning rate" not in capsys.readouterr().out.partition("already finished")[2]
 
 
-def test_a_constant_rate_needs_no_word(run, capsys):
+def test_a_constant_schedule_reports_no_change(run, capsys):
     run("optim.max_steps=4", "optim.schedule=constant")
     run("optim.max_steps=8", "optim.schedule=constant")
     said = capsys.readouterr().out
     assert "resuming from" in said and "learning rate" not in said
 
 
-def test_checkpoint_of_another_model(run):
+def test_a_checkpoint_of_another_model_is_refused(run):
     run("optim.max_steps=4")
     with pytest.raises(ValueError, match=r"model.n_layer is 2 there and 3 here"):
         run("model.n_layer=3")
@@ -311,14 +312,14 @@ def test_checkpoint_of_another_model(run):
 
 def test_a_run_keeps_the_vocabulary_of_its_data(run, corpus, tmp_path):
     entries = Manifest.load(corpus).tokenizer.vocab_size
-    run("optim.max_steps=4", f"model.vocab_size={entries}")  # as configurations once had to
+    run("optim.max_steps=4", f"model.vocab_size={entries}")  # as older configurations had to
     run()
     config = run.out_dir / "config.yaml"
     config.write_text(config.read_text().replace(str(corpus), str(tmp_path / "moved")))
     assert load_config([str(config)]).model.vocab_size == entries
 
 
-def test_a_folder_of_the_other_task(run, monkeypatch):
+def test_a_run_folder_of_another_task_is_refused(run, monkeypatch):
     run("optim.max_steps=4")
     monkeypatch.setattr("training.checkpoint.reader.Checkpoint.task", "classification")
     with pytest.raises(ValueError, match=r"has a run of task=classification, and .*=language. Try"):
@@ -329,6 +330,6 @@ def test_command_line_error_is_one_sentence(run, monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["train.py", str(run.config), "optim.inertia=1"])
     with pytest.raises(SystemExit) as end:
         runpy.run_path("train.py", run_name="__main__")
-    # Python prints a text to stderr and exits with 1; nothing else was said before
+    # Python prints this message to stderr and exits with 1; nothing else was printed before
     assert re.fullmatch(r"error: optim.inertia is not a setting: .*", end.value.code)
     assert capfd.readouterr() == ("", "")

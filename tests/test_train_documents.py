@@ -1,10 +1,10 @@
-"""Whole runs in which documents are masked, or windows follow each other."""
+"""Whole runs with masked documents or consecutive windows."""
 
 import pytest
 
 from tests.training_runs import losses
 
-# one step that changes nothing: the losses tell of the batches alone
+# one step that changes nothing: the losses depend on the batches only
 ONE_STEP = [
     *("optim.max_steps=1", "optim.warmup_steps=0", "optim.lr=1e-12", "optim.weight_decay=0"),
     "model.dropout=0",
@@ -21,7 +21,7 @@ def test_documents_are_masked_in_training_and_in_validation(run, tmp_path):
     assert validation["packed"] != validation["masked"]
 
 
-def test_consecutive_windows_are_other_batches(run, tmp_path):
+def test_consecutive_windows_change_the_batches(run, tmp_path):
     first = {}
     for consecutive in (1, 2):
         out = tmp_path / str(consecutive)
@@ -31,7 +31,7 @@ def test_consecutive_windows_are_other_batches(run, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["data.consecutive_windows=2", "data.document_mask=true"])
-def test_no_run_goes_on_with_other_batches(run, change):
+def test_resuming_with_other_batches_is_refused(run, change):
     run(*ONE_STEP)
     with pytest.raises(ValueError, match=f"{change.split('=')[0]} is .* there and .* here"):
         run(*ONE_STEP, change)

@@ -16,8 +16,8 @@ from training.checkpoint.reader import Checkpoint
 from training.environment import whole_cost
 from training.metrics import read_metrics
 
-# one step that moves nothing: what is evaluated are the weights that the run starts with
-STAND_STILL = (
+# one step that changes nothing: the evaluated weights are the initial weights of the run
+ONE_FROZEN_STEP = (
     "optim.max_steps=1", "optim.warmup_steps=0", "optim.lr=1e-12", "optim.weight_decay=0",
     "model.dropout=0",
 )  # fmt: skip
@@ -34,15 +34,15 @@ def trained(make_run, tmp_path_factory):
 
 @pytest.fixture
 def source(trained, tmp_path):
-    """A run to start others from; `source.result` is its last evaluation."""
+    """Run whose weights other runs start from; `source.result` is its last evaluation."""
     folder = shutil.copytree(trained[0], tmp_path / "source")
     return SimpleNamespace(folder=folder, result=trained[1], init=f"run.init_from={folder}")
 
 
 def test_starts_with_the_weights_of_another_run(run, source, capsys):
     capsys.readouterr()
-    # another seed: neither weights nor order of the data are those of the source by chance
-    result = run(source.init, "run.seed=7", *STAND_STILL)
+    # with another seed, neither the weights nor the data order match the source by chance
+    result = run(source.init, "run.seed=7", *ONE_FROZEN_STEP)
     assert result["val_loss"] == pytest.approx(source.result["val_loss"], rel=1e-5)
     assert losses(run.out_dir)[1] == pytest.approx(source.result["val_loss"], abs=0.3)
     assert source.result["val_loss"] < math.log(300) - 1.5
@@ -52,8 +52,8 @@ def test_starts_with_the_weights_of_another_run(run, source, capsys):
     assert (progress.step, progress.tokens) == (1, 256)
 
 
-def test_learned_positions_reach_over_a_longer_context(run, source):
-    result = run(source.init, "model.context_length=64", *STAND_STILL)
+def test_learned_positions_extend_to_a_longer_context(run, source):
+    result = run(source.init, "model.context_length=64", *ONE_FROZEN_STEP)
     assert result["val_tokens"] == source.result["val_tokens"]
     assert result["val_loss"] < math.log(300) - 1
     old, new = (
@@ -65,41 +65,41 @@ def test_learned_positions_reach_over_a_longer_context(run, source):
     torch.testing.assert_close(new[1:-1:2], (old[:-1] + old[1:]) / 2)
 
 
-def test_rotary_positions_reach_over_a_longer_context(run, tmp_path, capsys):
+def test_rotary_positions_extend_to_a_longer_context(run, tmp_path, capsys):
     source = tmp_path / "source"
     init = f"run.init_from={source}"
-    there = run("model.positions=rotary", *THIRTY_STEPS, f"run.out_dir={source}")
-    longer = ("model.positions=rotary", "model.context_length=64", *STAND_STILL)
+    first = run("model.positions=rotary", *THIRTY_STEPS, f"run.out_dir={source}")
+    longer = ("model.positions=rotary", "model.context_length=64", *ONE_FROZEN_STEP)
     for name, option in (("scaled", "model.rope_scaling=2"), ("base", "model.rope_base=40000")):
         result = run(init, *longer, option, f"run.out_dir={tmp_path / name}")
-        assert result["val_tokens"] == there["val_tokens"]
+        assert result["val_tokens"] == first["val_tokens"]
         assert result["val_loss"] < math.log(300) - 1
     scaled, base = re.findall("initial weights: .*", capsys.readouterr().out)
     assert scaled.endswith("; model.rope_scaling is 1.0 there and 2.0 here")
     assert base.endswith("; model.rope_base is 10000.0 there and 40000.0 here")
-    # the other context alone: no position is turned otherwise than it was
+    # only the context changes: the rotation at each position stays the same
     result = run(init, *longer)
-    assert result["val_loss"] == pytest.approx(there["val_loss"], abs=0.3)
+    assert result["val_loss"] == pytest.approx(first["val_loss"], abs=0.3)
     with pytest.raises(ValueError, match="model.positions is 'rotary' there and 'learned' here"):
         run(init, f"run.out_dir={tmp_path / 'learned'}")
-    # from the scaled run over the same context, whose scaling is easily forgotten
+    # starting from the scaled run with the same context, the scaling is easily forgotten
     with pytest.raises(ValueError, match=r"model.rope_scaling is 2.0 there and 1.0 here"):
         run(f"run.init_from={tmp_path / 'scaled'}", *longer, f"run.out_dir={tmp_path / 'on'}")
 
 
-def test_a_shorter_context_starts_with_the_positions_it_has(run, source):
-    result = run(source.init, "model.context_length=16", *STAND_STILL)
-    # the same weights at the same positions, each token with less before it
+def test_a_shorter_context_keeps_its_positions(run, source):
+    result = run(source.init, "model.context_length=16", *ONE_FROZEN_STEP)
+    # the same weights at the same positions, but less context for each token
     assert result["val_loss"] == pytest.approx(source.result["val_loss"], abs=0.3)
 
 
-def test_goes_on_from_its_own_checkpoint(run, source, tmp_path):
+def test_resumes_from_its_own_checkpoint(run, source, tmp_path):
     whole = run(source.init, f"run.out_dir={tmp_path / 'whole'}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.Trainer.record", stop_after(5))
         with pytest.raises(KeyboardInterrupt):
             run(source.init)
-    # where the source was then does not matter, nor whether it is still there
+    # on resume, the source may have moved or been deleted
     source.folder.rename(tmp_path / "elsewhere")
     assert run("run.init_from=moved/source/") == whole
     assert losses(run.out_dir) == losses(tmp_path / "whole")
@@ -108,11 +108,11 @@ def test_goes_on_from_its_own_checkpoint(run, source, tmp_path):
             run(*other)
 
 
-def test_starts_with_weights_that_have_no_optimizer(run, source):
+def test_starts_from_weights_without_optimizer_state(run, source):
     checkpoint = latest_checkpoint(source.folder)
     for name in (OPTIMIZER, PROCESSES):
         (checkpoint / name).unlink()
-    result = run(source.init, *STAND_STILL)
+    result = run(source.init, *ONE_FROZEN_STEP)
     assert result["val_loss"] == pytest.approx(source.result["val_loss"], rel=1e-5)
 
 
@@ -126,14 +126,14 @@ def test_starts_with_a_chosen_checkpoint_of_another_run(run, tmp_path, capsys):
         out = tmp_path / str(step)
         options = [] if choice is None else [f"run.init_checkpoint={choice}"]
         capsys.readouterr()
-        run(f"run.init_from={source}", *options, *STAND_STILL, f"run.out_dir={out}")
+        run(f"run.init_from={source}", *options, *ONE_FROZEN_STEP, f"run.out_dir={out}")
         assert f"initial weights: {source}/checkpoints/step_{step:08d}" in (capsys.readouterr().out)
-        # what it took belongs to the run, and no more than that
+        # the cost of the run includes the chosen checkpoint, and no later steps of the source
         assert whole_cost(out)["tokens"] == 256 * (step + 1)
         shutil.rmtree(out)
 
 
-def test_a_checkpoint_to_start_with_stays_the_same(run, source):
+def test_init_checkpoint_must_not_change_on_resume(run, source):
     run(source.init, "run.init_checkpoint=30", "optim.max_steps=4")
     for options, said in (([], "None"), (["run.init_checkpoint=best"], "'best'")):
         with pytest.raises(ValueError, match=f"run.init_checkpoint is 30 there and {said} here"):
@@ -185,6 +185,6 @@ def test_weights_for_another_tokenizer_are_refused(run, source):
         run(source.init)
 
 
-def test_first_weights_from_a_folder_that_has_none(run, tmp_path):
+def test_init_from_a_folder_without_a_checkpoint_is_refused(run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"run.init_from=.*/none has no checkpoint"):
         run(f"run.init_from={tmp_path / 'none'}")

@@ -14,7 +14,9 @@ def mix(path, weight=0.5) -> str:
     return "data.mix=" + json.dumps([{"path": str(path), "weight": weight}]).replace('"', "")
 
 
-def test_a_mixture_trains_goes_on_and_tells_each_loss(run, other_corpus, tmp_path, capsys) -> None:
+def test_a_mixture_trains_resumes_and_reports_each_loss(
+    run, other_corpus, tmp_path, capsys
+) -> None:
     whole = run(mix(other_corpus), f"run.out_dir={tmp_path / 'whole'}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.Trainer.record", stop_after(5))
@@ -33,7 +35,7 @@ def test_a_mixture_trains_goes_on_and_tells_each_loss(run, other_corpus, tmp_pat
     assert evaluation["val_loss_birds"] != evaluation["val_loss"]
 
 
-def test_another_mixture_does_not_go_on(run, other_corpus) -> None:
+def test_resuming_with_another_mixture_is_refused(run, other_corpus) -> None:
     run(mix(other_corpus), "optim.max_steps=4")
     with pytest.raises(ValueError, match=r"data\.mix"):
         run(mix(other_corpus, 0.25))
@@ -41,7 +43,7 @@ def test_another_mixture_does_not_go_on(run, other_corpus) -> None:
         run()
 
 
-def test_refusals(run, corpus, other_corpus, tmp_path) -> None:
+def test_invalid_mixtures_are_refused(run, corpus, other_corpus, tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         run(mix(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="is in data.path and data.mix more than once"):

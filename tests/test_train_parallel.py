@@ -14,7 +14,7 @@ from training.metrics import read_metrics
 
 SAME = ("model.dropout=0.0", "optim.schedule=constant")
 FSDP = "parallel.mode=fsdp"
-# the steps behind the first twelve are replayed
+# CUDA graph replays start after the first twelve steps
 CAPTURED = ["run.device=cuda", "run.compile=true", "optim.max_steps=20", "optim.lr=1e-3"]
 BY_RING = ["model.context_length=4096", "optim.batch_tokens=8192", "optim.micro_batch_size=1"]
 BUTTERFLY_OF_64 = ["model.mask.pattern=butterfly", "model.mask.block_size=64"]
@@ -22,11 +22,11 @@ CONTEXT = "parallel.context=2"
 BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "model.context_length=128")
 
 
-def same_losses(one, other):
-    expected, found = losses(one), losses(other)
-    assert found.keys() == expected.keys()
+def assert_same_losses(one, other):
+    expected, actual = losses(one), losses(other)
+    assert actual.keys() == expected.keys()
     for step, loss in expected.items():
-        torch.testing.assert_close(found[step], loss, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(actual[step], loss, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.distributed
@@ -45,16 +45,16 @@ def same_losses(one, other):
     ],
     ids=["plain", "modern", "bfloat16", "gpu"],
 )
-def test_fsdp_gives_the_losses_of_one(run, tmp_path, options):
+def test_fsdp_gives_the_losses_of_one_process(run, tmp_path, options):
     one, two = tmp_path / "one", tmp_path / "two"
     alone = [option for option in options if not option.startswith("parallel")]
     run(*SAME, *alone, f"run.out_dir={one}")
     in_two_processes(run, *SAME, FSDP, *options, f"run.out_dir={two}")
-    same_losses(one, two)
+    assert_same_losses(one, two)
 
 
 @pytest.mark.distributed
-def test_checkpoints_go_from_one_to_ddp_to_fsdp_and_back(run, tmp_path):
+def test_resumes_across_one_process_ddp_and_fsdp(run, tmp_path):
     run(*SAME, f"run.out_dir={tmp_path / 'one'}")
     together = partial(in_two_processes, run)
     for last, train, options in (
@@ -65,7 +65,7 @@ def test_checkpoints_go_from_one_to_ddp_to_fsdp_and_back(run, tmp_path):
         (8, run, [FSDP]),
     ):
         train(*SAME, *options, "run.save_every=1", f"optim.max_steps={last}")
-    same_losses(tmp_path / "one", run.out_dir)
+    assert_same_losses(tmp_path / "one", run.out_dir)
 
 
 @pytest.mark.distributed
@@ -112,12 +112,12 @@ def test_fsdp_starts_with_the_weights_of_another_run(run, tmp_path):
         "gpu-ring",
     ],
 )
-def test_processes_that_share_sequences_give_the_losses_of_one(run, tmp_path, n, options):
+def test_context_parallel_gives_the_losses_of_one_process(run, tmp_path, n, options):
     one, other = tmp_path / "one", tmp_path / "other"
     alone = [option for option in options if not option.startswith("parallel")]
     result = run(*SAME, *alone, f"run.out_dir={one}")
     in_processes(n, run, *SAME, CONTEXT, *options, f"run.out_dir={other}")
-    same_losses(one, other)
+    assert_same_losses(one, other)
     (*_, last) = (r for r in read_metrics(other) if "val_loss" in r)
     assert last["val_loss"] == pytest.approx(result["val_loss"], rel=1e-4)
     assert last["val_tokens"] == result["val_tokens"]
@@ -126,7 +126,7 @@ def test_processes_that_share_sequences_give_the_losses_of_one(run, tmp_path, n,
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_two_machines_find_each_other(run, tmp_path):
-    """Two launchers, as of docs/scale.md, that share a disk."""
+    """Start two launchers with a shared disk, as docs/scale.md describes."""
     run(*SAME, f"run.out_dir={tmp_path / 'one'}")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -143,9 +143,9 @@ def test_two_machines_find_each_other(run, tmp_path):
     for machine in machines:
         _, said = machine.communicate(timeout=300)
         assert machine.returncode == 0, said
-    same_losses(tmp_path / "one", run.out_dir)
+    assert_same_losses(tmp_path / "one", run.out_dir)
 
 
-def test_one_process_shares_no_sequence(run):
+def test_context_parallel_needs_several_processes(run):
     with pytest.raises(ValueError, match="context=2 must divide the number of processes, 1"):
         run(CONTEXT)

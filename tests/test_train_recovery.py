@@ -22,7 +22,7 @@ def flip_a_bit(path):
 
 
 @pytest.mark.parametrize("n_processes", [1, pytest.param(2, marks=pytest.mark.distributed)])
-def test_goes_on_from_the_checkpoint_before_a_damaged_one(run, tmp_path, n_processes, capsys):
+def test_resumes_from_the_checkpoint_before_a_damaged_one(run, tmp_path, n_processes, capsys):
     def train(*options):
         return run(*options) if n_processes == 1 else in_two_processes(run, *options)
 
@@ -43,14 +43,14 @@ def test_goes_on_from_the_checkpoint_before_a_damaged_one(run, tmp_path, n_proce
     assert losses(run.out_dir) == losses(tmp_path / "whole")
 
 
-def test_no_checkpoint_is_whole(run):
+def test_resume_previous_needs_an_intact_checkpoint(run):
     run("optim.max_steps=4")
     flip_a_bit(checkpoints(run.out_dir)[0] / "model.safetensors")
     with pytest.raises(ValueError, match=r"previous needs an intact checkpoint, and .* has none\."):
         run("run.resume=previous")
 
 
-def test_a_validation_loss_that_is_none_ends_the_run(run, monkeypatch):
+def test_a_validation_loss_that_is_not_finite_ends_the_run(run, monkeypatch):
     def validate(self, model, step, stop):
         return Record("", {"val_loss": float("nan") if step == 8 else 1.0})
 
@@ -62,7 +62,7 @@ def test_a_validation_loss_that_is_none_ends_the_run(run, monkeypatch):
 
 
 @pytest.mark.usefixtures("waits_for_saves")
-def test_a_run_whose_folder_is_renamed_ends(run, tmp_path, monkeypatch):
+def test_renaming_the_run_folder_ends_the_run(run, tmp_path, monkeypatch):
     validate = LanguageTask.validate
 
     def renamed(self, model, step, stop):
@@ -79,44 +79,48 @@ def test_a_run_whose_folder_is_renamed_ends(run, tmp_path, monkeypatch):
     run(f"run.out_dir={tmp_path / 'renamed'}")
 
 
-@pytest.mark.parametrize("what", ["not mounted", "a file", "removed", "empty"])
-def test_records_without_their_checkpoints_are_not_dropped(run, tmp_path, what):
+@pytest.mark.parametrize("state", ["not mounted", "a file", "removed", "empty"])
+def test_records_without_their_checkpoints_are_not_dropped(run, tmp_path, state):
     run("optim.max_steps=4")
     records = (run.out_dir / "metrics.jsonl").read_bytes()
     folder = (run.out_dir / "checkpoints").rename(tmp_path / "elsewhere")
-    there = run.out_dir / "checkpoints"
-    if what == "not mounted":
-        there.symlink_to("/not/mounted")
-    elif what == "a file":
-        there.touch()
-    elif what == "empty":  # as the place where a disk was mounted
-        there.mkdir()
+    checkpoints_path = run.out_dir / "checkpoints"
+    if state == "not mounted":
+        checkpoints_path.symlink_to("/not/mounted")
+    elif state == "a file":
+        checkpoints_path.touch()
+    elif state == "empty":  # like the mount point of an unmounted disk
+        checkpoints_path.mkdir()
     with pytest.raises((ValueError, OSError)) as refused:
         run()
     reason = {
-        "not mounted": f"{there} links to /not/mounted, which does not exist: mount its disk",
-        "a file": f"{there} cannot be listed (Not a directory)",
+        "not mounted": f"{checkpoints_path} links to /not/mounted, which does not exist: mount its "
+        "disk",
+        "a file": f"{checkpoints_path} cannot be listed (Not a directory)",
     }
-    missing = f"{there} has no checkpoint, but this run saved step_00000004. Copy its checkpoints"
-    assert reason.get(what, missing) in str(refused.value)
+    missing = (
+        f"{checkpoints_path} has no checkpoint, but this run saved step_00000004. Copy its "
+        "checkpoints"
+    )
+    assert reason.get(state, missing) in str(refused.value)
     assert (run.out_dir / "metrics.jsonl").read_bytes() == records
-    if what == "empty":
-        there.rmdir()
-    there.unlink(missing_ok=True)
-    folder.rename(there)
+    if state == "empty":
+        checkpoints_path.rmdir()
+    checkpoints_path.unlink(missing_ok=True)
+    folder.rename(checkpoints_path)
     run()
     assert [*losses(run.out_dir)] == [*range(1, 9)]
 
 
 def test_records_of_an_earlier_version_are_not_dropped(run):
-    """They come without a note of what was saved: records past the second save tell."""
+    """They have no last_saved file; records past the second save prove that it existed."""
     run("optim.max_steps=5", "run.save_every=2")
     shutil.rmtree(run.out_dir / "checkpoints")
     (run.out_dir / "last_saved").unlink()
     with pytest.raises(ValueError, match="has no checkpoint, but this run saved some, with"):
         run("run.save_every=2")
     assert [*losses(run.out_dir)] == [*range(1, 6)]
-    run("run.save_every=4")  # which may have been killed before its second save
+    run("run.save_every=4")  # such a run may have been killed before its second save
     assert [*losses(run.out_dir)] == [*range(1, 9)]
 
 
@@ -133,7 +137,7 @@ def test_a_run_without_its_checkpoints_starts_again_once_its_records_are_deleted
     assert [*losses(run.out_dir)] == [*range(1, 9)]
 
 
-def test_what_killed_processes_left_is_cleared(run):
+def test_leftovers_of_killed_processes_are_removed(run):
     run("optim.max_steps=4")
     left = [run.out_dir / "metrics.jsonl.77.unfinished", run.out_dir / "checkpoints"]
     left[1] = left[1] / ".unfinished_step_00000005"
@@ -145,7 +149,7 @@ def test_what_killed_processes_left_is_cleared(run):
     assert [path.exists() for path in (*left, mine)] == [False, False, True]
 
 
-def test_damaged_data_are_not_saved(run, corpus, tmp_path):
+def test_no_checkpoint_is_saved_after_damaged_data(run, corpus, tmp_path):
     data = shutil.copytree(corpus, tmp_path / "data")
     flip_a_bit(data / "train_00000.bin")
     with pytest.raises(ValueError, match=r"train_00000.bin has sha256=.* the file is damaged"):
@@ -155,23 +159,23 @@ def test_damaged_data_are_not_saved(run, corpus, tmp_path):
 
 @pytest.fixture
 def spoil(monkeypatch):
-    """Let the loss of the micro-batches be NaN that hold one of these training samples."""
+    """Make the loss NaN for micro-batches that contain one of these training samples."""
     batch, forward, numbers = TrainBatches.batch, GPT.forward, set()
-    spoilt = deque()  # of the micro-batches that were read, and not learned from yet
+    spoilt = deque()  # flags of micro-batches that were read but not yet used
 
     def spoil(*samples):
         numbers.update(samples)
 
-    def noted(self, first, size):
+    def flagged_batch(self, first, size):
         spoilt.append(bool(numbers & {*range(first, first + size)}))
         return batch(self, first, size)
 
-    def maybe(self, *args, **options):
+    def spoilt_forward(self, *args, **options):
         loss = forward(self, *args, **options)
         return loss * float("nan") if self.training and spoilt.popleft() else loss
 
-    monkeypatch.setattr(TrainBatches, "batch", noted)
-    monkeypatch.setattr(GPT, "forward", maybe)
+    monkeypatch.setattr(TrainBatches, "batch", flagged_batch)
+    monkeypatch.setattr(GPT, "forward", spoilt_forward)
     return spoil
 
 
@@ -190,7 +194,7 @@ def test_a_step_with_a_bad_sample_is_skipped_and_the_sample_named(run, spoil, ca
     assert said in capsys.readouterr().out
 
 
-def test_a_row_of_bad_samples_ends_the_run(run, spoil):
+def test_consecutive_bad_samples_end_the_run(run, spoil):
     spoil(41, 49, 57)
     message = (
         "last 3 steps up to step 8 were skipped .*max_skipped=3.*step_00000004 is the newest with"
@@ -207,7 +211,7 @@ RUINED = ("optim.lr=1e20", "optim.schedule=constant", "optim.warmup_steps=0", "o
 @pytest.mark.parametrize("ended_by", ["skipped steps", "val_loss="])
 @pytest.mark.usefixtures("waits_for_saves")
 def test_a_checkpoint_of_ruined_weights_is_not_good(run, ended_by):
-    """The step that ruins the weights is taken, and finite; all after it are skipped."""
+    """The step that ruins the weights is finite and taken; all later steps are skipped."""
     few = ("run.save_every=1", "run.keep_last=1", "run.max_skipped=6")
     run("optim.max_steps=4", "optim.schedule=constant", *few)
     eval_every = 9 if ended_by == "val_loss=" else 99
@@ -215,10 +219,10 @@ def test_a_checkpoint_of_ruined_weights_is_not_good(run, ended_by):
         run(*RUINED, *few, f"run.eval_every={eval_every}")
     records = [r for r in read_metrics(run.out_dir) if "lr" in r]
     first_skipped = next(r["step"] for r in records if "skipped" in r)
-    there = {step_of(folder): folder for folder in checkpoints(run.out_dir)}
-    # none while steps are skipped, and the one before the last that was taken is there
-    assert [*there] == [first_skipped - 2, first_skipped - 1]
-    good, ruined = there.values()
+    kept = {step_of(folder): folder for folder in checkpoints(run.out_dir)}
+    # none is saved while steps are skipped, and the one before the last taken step is kept
+    assert [*kept] == [first_skipped - 2, first_skipped - 1]
+    good, ruined = kept.values()
     assert f"{good} is the newest with a good step after it" in str(e.value)
     assert f"to resume from it, delete {ruined.name}" in str(e.value)
     assert all(x.isfinite().all() for x in Checkpoint.open(good).weights().values())
@@ -233,7 +237,7 @@ def test_a_save_waits_while_steps_are_skipped(run, spoil):
     assert [step_of(folder) for folder in checkpoints(run.out_dir)] == [6, 8]
 
 
-def test_a_corpus_of_several_whose_validation_loss_is_none_ends_the_run(run, monkeypatch):
+def test_a_loss_of_one_corpus_that_is_not_finite_ends_the_run(run, monkeypatch):
     def validate(self, model, step, stop):
         return Record("", {"val_loss": 1.0, "val_loss_birds": float("inf")})
 
@@ -242,8 +246,8 @@ def test_a_corpus_of_several_whose_validation_loss_is_none_ends_the_run(run, mon
         run()
 
 
-def test_what_was_added_up_since_the_last_record_is_saved(run, spoil, tmp_path):
-    """A checkpoint in the middle of two records changes none of them."""
+def test_sums_since_the_last_record_are_saved(run, spoil, tmp_path):
+    """A checkpoint between two records changes neither of them."""
     spoil(17, 43)
     options = ("run.log_every=3", "run.save_every=5", "run.keep_last=9")
     run(*options, f"run.out_dir={tmp_path / 'whole'}")

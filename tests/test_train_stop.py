@@ -49,7 +49,7 @@ def records_without_speed(folder):
         *(("training", number) for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)),
     ],
 )
-def test_one_process(run, whole, tmp_path, phase, number):
+def test_one_process_saves_when_stopped(run, whole, tmp_path, phase, number):
     saved = PHASES[phase].saved
     log = tmp_path / "log"
     process = start_process(start_alone, log, [str(run.config)], phase, number, 0)
@@ -108,15 +108,15 @@ ENDLESS = ("optim.max_steps=100000", "run.save_every=100000", "run.eval_every=10
 
 def train_on_terminal(terminal, argv):
     os.setsid()
-    opened = os.open(terminal, os.O_RDWR)  # the first that is opened controls the session
+    opened = os.open(terminal, os.O_RDWR)  # the first opened terminal controls the session
     for number in (0, 1, 2):
         os.dup2(opened, number)
     with errors_as_sentences():
         train.main(argv)
 
 
-def test_a_terminal_that_is_closed(run):
-    """All writes to it fail from then on, those of the progress bar included."""
+def test_closing_the_terminal_stops_and_saves(run):
+    """All later writes to the terminal fail, including those of the progress bar."""
     ours, theirs = os.openpty()
     argv = [str(run.config), *ENDLESS, "run.log_every=1"]
     process = start_process(train_on_terminal, os.ttyname(theirs), argv)
@@ -141,17 +141,17 @@ QUICK = {("training", 1), ("saving", 0)}
         pytest.param(phase, rank, marks=[] if (phase, rank) in QUICK else [pytest.mark.slow])
         for phase in PHASES
         for rank in (0, 1)
-        # in which nothing is saved yet; and the main process alone writes
+        # nothing is saved yet in the first step, and only the main process writes
         if phase != "first step" and (phase, rank) != ("saving", 1)
     ],
 )
-def test_two_processes(run, whole, tmp_path, phase, rank):
+def test_two_processes_save_when_stopped(run, whole, tmp_path, phase, rank):
     saved = PHASES[phase].saved
     arguments = ([str(run.config), "model.dropout=0"], phase, signal.SIGTERM, rank)
     ends = call_on_two_processes(tmp_path, train_and_stop, *arguments)
     assert [status for status, _ in ends] == [0, 0], ends
     newest = checkpoints(run.out_dir)[-1]
-    # all learn of it at their second look
+    # all processes see the signal at their second check
     assert saved <= step_of(newest) <= saved + 1 + (phase == "saving")
     assert f"the same command resumes from {newest}\n" in ends[0][1]
     before = losses(run.out_dir)
@@ -161,13 +161,14 @@ def test_two_processes(run, whole, tmp_path, phase, rank):
     assert list(losses(run.out_dir)) == [*range(1, 9)]
 
 
+# who gets the signal: torchrun; torchrun and its processes, as Slurm sends it; the process group
 LAUNCHER, ALL, GROUP = "torchrun", "torchrun and its processes, as Slurm", "all, as a terminal"
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("number", "whom"),
+    ("number", "target"),
     [
         (signal.SIGTERM, LAUNCHER),
         (signal.SIGKILL, LAUNCHER),
@@ -179,8 +180,8 @@ LAUNCHER, ALL, GROUP = "torchrun", "torchrun and its processes, as Slurm", "all,
         (signal.SIGHUP, GROUP),
     ],
 )
-def test_by_torchrun(run, number, whom):
-    """However it is stopped, its processes save and end in seconds, and one of them says so."""
+def test_torchrun_saves_when_stopped(run, number, target):
+    """However torchrun is stopped, its processes save, end in seconds, and one reports it."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     handled = ",".join(f"SIG{name}" for name in ("TERM", "INT", "HUP", "QUIT", "USR1"))
     launcher = subprocess.Popen(
@@ -195,17 +196,17 @@ def test_by_torchrun(run, number, whom):
         assert launcher.stdout is not None
         while not re.match("step (5|[0-9]{2,})/", launcher.stdout.readline()):
             assert launcher.poll() is None
-        if whom == GROUP:
+        if target == GROUP:
             os.killpg(launcher.pid, number)
         else:
             children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text()
             for pid in (
-                [launcher.pid, *map(int, children.split())] if whom == ALL else [launcher.pid]
+                [launcher.pid, *map(int, children.split())] if target == ALL else [launcher.pid]
             ):
                 os.kill(pid, number)
-        said = launcher.stdout.read()  # until none of them holds the pipe any more
+        said = launcher.stdout.read()  # until all of them have closed the pipe
     newest = checkpoints(run.out_dir)[-1]
-    word = WORDS.get(number, "terminated")  # of SIGKILL the launcher dies
+    word = WORDS.get(number, "terminated")  # SIGKILL kills the launcher
     assert (launcher.returncode < 0) == (number == signal.SIGKILL)
     assert said.count("the same command resumes from") == 1
     assert f"{word} at step {step_of(newest)}: the same command resumes from {newest}\n" in said

@@ -1,4 +1,4 @@
-"""Programs that get signals."""
+"""Helper for programs that get signals."""
 
 import os
 import subprocess
@@ -7,9 +7,9 @@ import time
 
 
 def stopped(program, *signals, **environment):
-    """Exit status and stderr of a program that gets signals once it is ready.
+    """Run a program, send it signals once it is ready, and return its exit status and stderr.
 
-    Between them may stand a line that it is to print first, or seconds to wait.
+    Besides signals, `signals` may contain a line to wait for on stdout, or seconds to sleep.
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", program]

@@ -1,4 +1,4 @@
-"""The kernel of AdamW against PyTorch's, and against AdamW in fp64."""
+"""AdamW kernel, compared with PyTorch's fused AdamW and with AdamW in fp64."""
 
 from types import SimpleNamespace
 
@@ -24,14 +24,14 @@ def weights(shapes, device="cpu"):
 
 
 def make(kind, shapes, device="cpu", betas=(0.9, 0.95), **options):
-    """Weights and an optimizer of two groups, of which one decays."""
+    """Weights and an optimizer with two groups, one of them with weight decay."""
     made = weights(shapes, device)
     groups = [{"params": made[1:], "weight_decay": 0.1}, {"params": made[:1], "weight_decay": 0.0}]
     return made, kind(groups, lr=1e-2, betas=betas, eps=1e-8, **options)
 
 
 def give_gradients(all_weights, seed):
-    """Equal gradients to lists of equal weights."""
+    """Give the same gradients to each list of weights."""
     generator = torch.Generator().manual_seed(seed)
     for same in zip(*all_weights, strict=True):
         gradient = torch.randn(same[0].shape, generator=generator)
@@ -40,7 +40,7 @@ def give_gradients(all_weights, seed):
 
 
 def assert_equal_steps(optimizers, all_weights):
-    """Weights, moments and counts of steps of two optimizers, up to rounding."""
+    """Assert equal weights, moments and step counts of two optimizers, up to rounding."""
     for mine, other in zip(*all_weights, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
         states = [o.state[w] for o, w in zip(optimizers, (mine, other), strict=True)]
@@ -52,7 +52,7 @@ def assert_equal_steps(optimizers, all_weights):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shapes", [ODD, EVEN])
 @pytest.mark.parametrize("lr_on_device", [False, True])
-def test_steps_are_those_of_pytorch(shapes, lr_on_device, device):
+def test_steps_match_pytorch(shapes, lr_on_device, device):
     mine, optimizer = make(AdamW, shapes, device, impl="triton", capturable=lr_on_device)
     theirs, other = make(torch.optim.AdamW, shapes, device, fused=True, capturable=lr_on_device)
     for step in range(5):
@@ -69,8 +69,8 @@ def test_steps_are_those_of_pytorch(shapes, lr_on_device, device):
     assert_equal_steps((optimizer, other), (mine, theirs))
 
 
-def test_early_steps_keep_their_digits():
-    """Where 1 - beta^step is small, as in fp64."""
+def test_early_steps_are_accurate():
+    """Where 1 - beta^step is small, steps match fp64."""
     betas = 0.999, 0.99999
     (mine,), optimizer = make(AdamW, [(5,)], betas=betas, impl="triton")
     exact = nn.Parameter(mine.detach().double())
@@ -102,12 +102,12 @@ def test_cached_casts_are_written(shapes, device):
     assert all(cache.find(weight) is None for weight in mine[1::2])
 
 
-def test_no_first_moment_and_weights_without_a_gradient():
+def test_zero_beta1_and_missing_gradients():
     mine, optimizer = make(AdamW, ODD, betas=(0.0, 0.9), impl="triton")
     theirs, other = make(torch.optim.AdamW, ODD, betas=(0.0, 0.9), fused=True)
     for step in range(3):
         give_gradients((mine, theirs), step)
-        for some in (mine, theirs):  # others in each step, once all of a group
+        for some in (mine, theirs):  # different weights in each step, and once a whole group
             for number in ((1,), (0,), (2, 5))[step]:
                 some[number].grad = None
         optimizer.step()
@@ -115,7 +115,7 @@ def test_no_first_moment_and_weights_without_a_gradient():
     assert_equal_steps((optimizer, other), (mine, theirs))
 
 
-def test_either_goes_on_from_what_the_other_saved():
+def test_state_dicts_are_interchangeable_with_pytorch():
     mine, optimizer = make(AdamW, ODD, impl="triton")
     theirs, other = make(torch.optim.AdamW, ODD, fused=True)
     give_gradients((mine, theirs), 0)
@@ -131,8 +131,8 @@ def test_either_goes_on_from_what_the_other_saved():
 
 
 @pytest.mark.parametrize("first", [0, 1, 4])
-def test_gradients_may_lie_in_one_bucket(first):
-    """As those of DistributedDataParallel do, wherever each begins."""
+def test_gradients_may_share_one_bucket(first):
+    """DistributedDataParallel does this; a gradient may start at any offset of the bucket."""
     mine, optimizer = make(AdamW, EVEN, impl="triton")
     theirs, other = make(torch.optim.AdamW, EVEN, fused=True)
     give_gradients((mine, theirs), 0)
@@ -146,7 +146,7 @@ def test_gradients_may_lie_in_one_bucket(first):
     assert_equal_steps((optimizer, other), (mine, theirs))
 
 
-def test_on_a_cpu_pytorch_steps():
+def test_the_default_on_a_cpu_is_pytorch():
     mine, optimizer = make(AdamW, ODD)
     theirs, other = make(torch.optim.AdamW, ODD, fused=True)
     give_gradients((mine, theirs), 0)
@@ -155,7 +155,7 @@ def test_on_a_cpu_pytorch_steps():
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-def test_weights_that_the_kernel_cannot_serve():
+def test_unsupported_weights_are_refused():
     weight = nn.Parameter(torch.randn(4, 3).T)
     weight.grad = torch.ones_like(weight)
     with pytest.raises(
@@ -168,7 +168,7 @@ def test_weights_that_the_kernel_cannot_serve():
         AdamW([half], impl="triton").step()
 
 
-def test_an_interpreted_kernel_cannot_reach_a_gpu(monkeypatch):
+def test_interpreted_kernels_do_not_support_gpu_weights(monkeypatch):
     monkeypatch.setattr(triton, "_INTERPRETED", True)
     on_gpu = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
     assert "TRITON_INTERPRET=1 runs kernels on the CPU" in (
@@ -177,8 +177,8 @@ def test_an_interpreted_kernel_cannot_reach_a_gpu(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_learning_rate_may_lie_on_the_cpu():
-    """PyTorch puts one there to make an optimizer's state before it loads another."""
+def test_the_learning_rate_may_be_a_cpu_tensor():
+    """PyTorch uses one while it initializes optimizer state before loading a state dict."""
     mine, optimizer = make(AdamW, ODD, "cuda", impl="triton", capturable=True)
     theirs, other = make(AdamW, ODD, "cuda", impl="triton")
     give_gradients((mine, theirs), 0)
@@ -192,7 +192,7 @@ def test_a_learning_rate_may_lie_on_the_cpu():
 @pytest.mark.gpu
 @pytest.mark.parametrize("shapes", [ODD, EVEN])
 def test_captured_steps(shapes):
-    """Gradients of a captured step lie where those of the steps before did not."""
+    """Gradients of a captured step have other addresses than those of earlier steps."""
     made = [
         make(AdamW, shapes, "cuda", impl=impl, capturable=True) for impl in ("triton", "reference")
     ]
@@ -207,7 +207,7 @@ def test_captured_steps(shapes):
         take = GraphedStep(step, optimizer, torch.device("cuda"))
         for factor in factors:
             take(factor)
-            for size in (32, 64):  # where the addresses were, if their memory is free
+            for size in (32, 64):  # overwrites the old address tables if their memory was freed
                 torch.full((size,), -1).pin_memory()
     torch.cuda.synchronize()
     assert_equal_steps([o for _, o in made], [w for w, _ in made])

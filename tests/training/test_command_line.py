@@ -1,4 +1,4 @@
-"""How commands end, seen from outside."""
+"""Exit status and output of commands, run as subprocesses."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ import sys
 from training.command_line import errors_as_sentences
 with errors_as_sentences():
     print("more", flush=True)
-    sys.stdin.read()  # until nobody reads any more
+    sys.stdin.read()  # until stdout is closed
     for _ in range(%d):
         print("more")
 """
@@ -30,7 +30,7 @@ HELP = """
 import argparse, sys
 from training import command_line
 sys.argv[1:] = ["--help"]
-sys.stdin.read()  # until nobody reads what we print
+sys.stdin.read()  # until stdout is closed
 if %r == "options":
     @command_line.read_first
     def options():
@@ -54,26 +54,26 @@ with command_line.errors_as_sentences():
 
 
 @pytest.mark.parametrize("kind", [ValueError, OSError, FloatingPointError])
-def test_what_a_user_can_mend_is_a_sentence(kind):
+def test_user_errors_print_one_sentence(kind):
     with pytest.raises(SystemExit, match="^error: too long$"), errors_as_sentences():
         raise kind("too long")
 
 
-def test_memory_that_is_not_there_is_a_sentence():
+def test_out_of_memory_prints_one_sentence():
     with pytest.raises(SystemExit, match="^error: not enough memory$"), errors_as_sentences():
         raise MemoryError
     with pytest.raises(SystemExit, match=r"enough memory \(3 GiB"), errors_as_sentences():
         raise MemoryError("3 GiB")
 
 
-def test_a_defect_keeps_its_trace():
+def test_other_errors_keep_their_traceback():
     with pytest.raises(TypeError), errors_as_sentences():
         raise TypeError
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("lines", [1, 10_000])  # less and more than a buffer
-def test_a_reader_that_has_seen_enough(lines, unbuffered, monkeypatch):
+def test_a_closed_stdout_ends_quietly(lines, unbuffered, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", ENDLESS % lines], **pipes) as process:
@@ -84,7 +84,7 @@ def test_a_reader_that_has_seen_enough(lines, unbuffered, monkeypatch):
         assert process.wait(timeout=60) == 141
 
 
-def test_another_pipe_that_breaks():
+def test_another_broken_pipe_is_an_error():
     command = [sys.executable, "-c", OTHER_PIPE]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (1, "error: [Errno 32] Broken pipe\n")
@@ -92,18 +92,18 @@ def test_another_pipe_that_breaks():
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("by", ["options", "help_if_asked"])
-def test_help_that_nobody_reads(by, unbuffered, monkeypatch):
+def test_help_to_a_closed_stdout_ends_quietly(by, unbuffered, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", HELP % by], **pipes) as process:
         process.stdout.close()
         process.stdin.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) in (0, 141)  # argparse itself overlooks a broken pipe
+        assert process.wait(timeout=60) in (0, 141)  # argparse itself ignores a broken pipe
 
 
 @pytest.mark.parametrize("kind", ["ValueError", "RuntimeError"])
-def test_an_error_of_one_process_is_shown(kind, monkeypatch):
+def test_the_error_of_each_failed_process_is_printed(kind, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     for rank in "01":
         monkeypatch.setenv("LOCAL_RANK", rank)
@@ -124,14 +124,14 @@ def test_only_the_failed_process_prints_its_error(rank, kind, monkeypatch):
 
 
 @pytest.fixture
-def same_signals():
+def restore_sigint():
     """Restore pytest's own Ctrl-C handler after the test."""
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("same_signals")
+@pytest.mark.usefixtures("restore_sigint")
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help(option, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "configs/quickstart.yaml", option])
@@ -140,8 +140,8 @@ def test_help(option, monkeypatch, capsys):
     assert ended.value.code == 0 and capsys.readouterr().out == "Train a GPT.\n"
 
 
-@pytest.mark.usefixtures("same_signals")
-def test_no_help(monkeypatch, capsys):
+@pytest.mark.usefixtures("restore_sigint")
+def test_help_inside_a_value_is_not_an_option(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "configs/quickstart.yaml", "run.out_dir=--help"])
     help_if_asked("Train a GPT.")
     assert capsys.readouterr().out == ""

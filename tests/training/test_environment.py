@@ -9,23 +9,23 @@ from training.environment import ENVIRONMENTS, commit, note_start, read_starts
 from training.metrics import METRICS
 
 
-def test_a_run_keeps_where_it_was_started(tmp_path, monkeypatch):
-    def on(name, step):
+def test_a_run_records_the_machine_of_each_start(tmp_path, monkeypatch):
+    def start_on(name, step):
         monkeypatch.setattr(environment, "machine", lambda: {"device": name})
         note_start(tmp_path, step)
         return [(start["device"], start["from_step"]) for start in read_starts(tmp_path)]
 
     assert read_starts(tmp_path) == []
-    assert on("a", 0) == [("a", 0)]
-    assert on("b", 0) == [("b", 0)]  # a made no checkpoint
-    assert on("c", 50) == [("b", 0), ("c", 50)]
-    assert on("d", 50) == [("b", 0), ("d", 50)]
-    assert on("e", 70) == [("b", 0), ("d", 50), ("e", 70)]
+    assert start_on("a", 0) == [("a", 0)]
+    assert start_on("b", 0) == [("b", 0)]  # machine a saved no checkpoint
+    assert start_on("c", 50) == [("b", 0), ("c", 50)]
+    assert start_on("d", 50) == [("b", 0), ("d", 50)]
+    assert start_on("e", 70) == [("b", 0), ("d", 50), ("e", 70)]
     note_start(tmp_path, 80, world_size=2)
     assert [start["world_size"] for start in read_starts(tmp_path)] == [1, 1, 1, 2]
 
 
-def test_what_the_first_weights_took_is_noted(tmp_path):
+def test_the_cost_of_the_initial_weights_is_recorded(tmp_path):
     origin, here = tmp_path / "origin", tmp_path / "here"
     origin.mkdir()
     here.mkdir()
@@ -39,7 +39,7 @@ def test_what_the_first_weights_took_is_noted(tmp_path):
     assert [start.get("before") for start in read_starts(here)] == [last, None]
 
 
-def test_a_chain_of_runs_takes_what_all_of_them_took(tmp_path):
+def test_the_cost_of_a_chain_of_runs_is_summed(tmp_path):
     runs = [tmp_path / name for name in ("first", "second", "third")]
     for tokens, run in enumerate(runs, start=1):
         run.mkdir()
@@ -51,7 +51,7 @@ def test_a_chain_of_runs_takes_what_all_of_them_took(tmp_path):
     assert read_starts(runs[2])[0]["before"] == {
         "step": 9, "tokens": 1 + 2, "gpu_hours": 3 / 4, "val_loss": 2.0
     }  # fmt: skip
-    note_start(runs[1], 0, origin=tmp_path)  # of which nothing is known
+    note_start(runs[1], 0, origin=tmp_path)  # its cost is unknown
     note_start(runs[2], 0, origin=runs[1])
     assert read_starts(runs[2])[0]["before"] is None
 
@@ -63,7 +63,7 @@ def test_commit_of_a_copy(monkeypatch):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    """A folder that takes the place of this checkout."""
+    """Folder that replaces this checkout."""
     monkeypatch.delenv("PAPILIO_COMMIT", raising=False)
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     return tmp_path
@@ -85,18 +85,18 @@ def test_commit_of_a_checkout(checkout):
     assert commit() == clean + "+"
 
 
-def test_a_checkout_that_git_refuses(checkout):
+def test_an_invalid_repository_has_no_commit(checkout):
     (checkout / ".git").mkdir()  # holds nothing
     assert commit() is None
 
 
-def test_no_git(checkout, monkeypatch):
+def test_no_commit_without_git(checkout, monkeypatch):
     (checkout / ".git").mkdir()
     monkeypatch.setenv("PATH", "")
     assert commit() is None
 
 
-def test_training_notes_where_it_was_started(run):
+def test_training_records_each_start(run):
     for steps, starts in ((4, [0]), (4, [0]), (8, [0, 4])):  # the second only evaluates again
         run(f"optim.max_steps={steps}", "optim.warmup_steps=0")
         assert [start["from_step"] for start in read_starts(run.out_dir)] == starts
@@ -115,7 +115,7 @@ def test_training_notes_where_it_was_started(run):
         '[{"from_step": 0, "world_size": "2"}]',
     ],
 )
-def test_damage_is_named(tmp_path, text):
+def test_damage_is_reported(tmp_path, text):
     (tmp_path / ENVIRONMENTS).write_text(text)
     with pytest.raises(ValueError, match="environments.json is damaged"):
         read_starts(tmp_path)

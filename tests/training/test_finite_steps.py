@@ -1,4 +1,4 @@
-"""A step that is not finite changes nothing, on any process, and is known by its number."""
+"""A step that is not finite changes nothing on any process, and its number is recorded."""
 
 import math
 import random
@@ -34,12 +34,12 @@ def gradients(model, fill=1.0):
     ("gradient", "values"),
     [(NAN, (1.0, 0.5)), (INF, (1.0, 0.5)), (1.0, (NAN, 0.5)), (1.0, (1.0, -INF))],
 )
-def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(gradient, values):
+def test_a_step_that_is_not_finite_changes_nothing(gradient, values):
     model, optimizer = make()
     other, others = make()
     finite = FiniteSteps(optimizer, ALONE, ["loss", "accuracy"])
     for step in range(5):
-        if step in (0, 3):  # before there is any state of the optimizer, and after
+        if step in (0, 3):  # before the optimizer has any state, and after
             gradients(model, gradient)
             finite(*map(torch.tensor, values))
         else:
@@ -49,15 +49,15 @@ def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(gradient, values):
             others.step()
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
-        for what, value in others.state[b].items():
-            assert torch.equal(optimizer.state[a][what], value)
+        for name, value in others.state[b].items():
+            assert torch.equal(optimizer.state[a][name], value)
     means = {"loss": pytest.approx(7 / 3), "accuracy": 1.0}
     assert finite.read() == Window(
         means=means, grad_norm=pytest.approx(4 * 8**0.5), n_skipped=2, skipped=[0, 3], in_a_row=0
     )
 
 
-def test_a_row_of_skipped_steps_is_counted_over_readings():
+def test_consecutive_skips_are_counted_across_reads():
     model, optimizer = make()
     finite = FiniteSteps(optimizer, ALONE, ["loss"])
     gradients(model)
@@ -71,7 +71,7 @@ def test_a_row_of_skipped_steps_is_counted_over_readings():
     ]  # fmt: skip
 
 
-def test_of_many_skipped_steps_the_first_are_named():
+def test_only_the_first_of_many_skipped_steps_are_listed():
     model, optimizer = make()
     finite = FiniteSteps(optimizer, ALONE, ["loss"])
     gradients(model, NAN)
@@ -83,11 +83,11 @@ def test_of_many_skipped_steps_the_first_are_named():
 
 
 @pytest.mark.parametrize("fill", [0.01, 5.0])
-def test_gradients_are_clipped_as_pytorch_clips_them(fill):
+def test_gradient_clipping_matches_pytorch(fill):
     model, optimizer = make()
     other, others = make()
     finite = FiniteSteps(optimizer, ALONE, ["loss"], grad_clip=0.5)
-    for scale in (1.0, 0.3, 2.0):  # steps of Adam's first do not depend on the scale
+    for scale in (1.0, 0.3, 2.0):  # several, as Adam's first step does not depend on the scale
         for m in (model, other):
             gradients(m, fill * scale)
         finite(torch.tensor(1.0))
@@ -98,7 +98,7 @@ def test_gradients_are_clipped_as_pytorch_clips_them(fill):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
-def one_is_bad():
+def skip_on_both_processes():
     with start_processes("cpu") as processes:
         model, optimizer = make()
         before = [p.clone() for p in model.parameters()]
@@ -112,12 +112,15 @@ def one_is_bad():
 
 
 @pytest.mark.distributed
-def test_all_processes_skip_what_one_cannot_take(tmp_path):
-    assert [status for status, _ in call_on_two_processes(tmp_path, one_is_bad)] == [0, 0]
+def test_all_processes_skip_a_step_that_one_must_skip(tmp_path):
+    assert [status for status, _ in call_on_two_processes(tmp_path, skip_on_both_processes)] == [
+        0,
+        0,
+    ]
 
 
 @pytest.mark.gpu
-def test_a_captured_step_skips_too():
+def test_captured_steps_are_skipped():
     device = torch.device("cuda")
     model, optimizer = make(device, capturable=True)
     alone = Processes(rank=0, world_size=1, device=device)
@@ -140,14 +143,14 @@ def test_a_captured_step_skips_too():
     assert (window.skipped, window.in_a_row) == ([1, 5, 6], 0)
 
 
-def falling(seed, n=400):
+def falling_losses(seed, n=400):
     generator = random.Random(seed)
     return [2 + 9 / (1 + 0.05 * step) + generator.gauss(0, 0.03) for step in range(n)]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_only_a_spike_is_one(seed):
-    losses = falling(seed)
+def test_only_a_spike_is_detected(seed):
+    losses = falling_losses(seed)
     losses[300] += 0.6
     spikes = LossSpikeDetector()
     scores = [spikes.z_score(loss) for loss in losses]
@@ -155,7 +158,7 @@ def test_only_a_spike_is_one(seed):
     assert [i for i, z in enumerate(scores) if z is not None and z >= HIGH] == [300]
 
 
-def test_the_unit_is_a_standard_deviation():
+def test_scores_are_in_standard_deviations():
     spikes = LossSpikeDetector([-1.0, 1.0] * 25)
     assert spikes.z_score(14.826) == pytest.approx(10)
 

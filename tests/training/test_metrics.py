@@ -23,7 +23,7 @@ def test_records_are_read_back(tmp_path, capsys):
     assert "step 1/10  loss 3" in capsys.readouterr().out
 
 
-def test_a_damaged_line_is_named(tmp_path):
+def test_a_damaged_line_is_reported(tmp_path):
     (tmp_path / METRICS).write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is not a record: Unterminated"):
         read_metrics(tmp_path)
@@ -44,14 +44,14 @@ def test_finished_run_keeps_one_last_evaluation(tmp_path):
     assert read_metrics(tmp_path) == [{"step": 10, "val_loss": 2.5}]
 
 
-def test_evaluation_of_a_run_that_is_continued_stays(tmp_path):
+def test_resuming_keeps_the_last_evaluation(tmp_path):
     with open_log(tmp_path) as log:
         log.record("val", step=5, val_loss=2.5)
     open_log(tmp_path, start_step=5).__exit__(None)
     assert read_metrics(tmp_path) == [{"step": 5, "val_loss": 2.5}]
 
 
-def test_redirected_lines_tell_the_time_left(tmp_path, capsys, monkeypatch):
+def test_redirected_output_shows_the_time_left(tmp_path, capsys, monkeypatch):
     clock = iter(range(0, 10_000, 60))
     monkeypatch.setattr("rich.console.monotonic", lambda: float(next(clock)))
     with open_log(tmp_path) as log:
@@ -87,7 +87,7 @@ def test_other_processes_write_nothing(tmp_path):
         (b'{"step": ' + b"1" * 5000 + b"}", "is not a record: Exceeds the limit"),
     ],
 )
-def test_a_line_that_is_no_record_is_named(tmp_path, line, reason):
+def test_a_line_that_is_not_a_record_is_reported(tmp_path, line, reason):
     (tmp_path / METRICS).write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
     with pytest.raises(ValueError, match=f"metrics.jsonl, line 2, {reason}"):
         read_metrics(tmp_path)
@@ -100,37 +100,37 @@ def test_a_file_too_large_for_records_is_not_read(tmp_path):
         read_metrics(tmp_path)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / METRICS)
     with pytest.raises(ValueError, match="metrics.jsonl is not a regular file"):
         read_metrics(tmp_path)
 
 
-@pytest.mark.parametrize("what", ["deleted", "renamed"])
-def test_a_file_that_is_gone_is_written_again(tmp_path, what, capsys):
+@pytest.mark.parametrize("change", ["deleted", "renamed"])
+def test_a_missing_file_is_written_again(tmp_path, change, capsys):
     path = tmp_path / METRICS
     with open_log(tmp_path) as log:
         for step in (1, 2, 3):
             log.record("loss 3", step=step, loss=3.0)
             if step == 2:
-                path.unlink() if what == "deleted" else path.rename(tmp_path / "mine")
+                path.unlink() if change == "deleted" else path.rename(tmp_path / "mine")
         path.unlink()  # after the last record
     assert [r["step"] for r in read_metrics(tmp_path)] == [1, 2, 3]
     assert "wrote all of its records again" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("what", ["replaced", "cut"])
-def test_a_file_that_another_program_changes_is_not_written_to(tmp_path, what):
+@pytest.mark.parametrize("change", ["replaced", "cut"])
+def test_a_file_that_another_program_changes_is_not_written_to(tmp_path, change):
     path, other = tmp_path / METRICS, tmp_path / "other"
     other.write_text('{"step": 1}\n')
     message = "metrics.jsonl was changed or replaced by another program"
     with pytest.raises(OSError, match=message), open_log(tmp_path) as log:
         log.record("loss 3", step=1, loss=3.0)
-        os.replace(other, path) if what == "replaced" else path.write_text("")
+        os.replace(other, path) if change == "replaced" else path.write_text("")
         log.record("loss 3", step=2, loss=3.0)
 
 
-def test_records_on_a_disk_that_is_not_mounted_are_not_taken_for_none(tmp_path):
+def test_records_on_an_unmounted_disk_are_an_error(tmp_path):
     (tmp_path / METRICS).symlink_to("/not/mounted")
     with pytest.raises(OSError, match="metrics.jsonl links to /not/mounted, which does not exist"):
         read_metrics(tmp_path)

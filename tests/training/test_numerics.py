@@ -1,4 +1,4 @@
-"""The dtype of activations, and how often weights are cast for it."""
+"""Autocast: the dtype of activations, and how often weights are cast to it."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from training.numerics import autocast
 CPU = torch.device("cpu")
 
 
-def test_a_weight_is_cast_once_in_all_passes_of_a_context():
+def test_a_weight_is_cast_once_per_context():
     weight, x = nn.Parameter(torch.randn(3, 5)), torch.randn(2, 5)
     with autocast("bfloat16", CPU):
         cache = active_cast_cache()
@@ -22,7 +22,7 @@ def test_a_weight_is_cast_once_in_all_passes_of_a_context():
     assert active_cast_cache() is None
 
 
-def test_casts_of_a_step_serve_its_passes():
+def test_an_outer_cache_serves_all_passes_of_a_step():
     weight = nn.Parameter(torch.randn(3, 5))
     with (cache := CastCache()).activate():
         for _ in range(2):

@@ -20,7 +20,7 @@ def config(**values):
     return OptimConfig(**{"max_steps": 100, "batch_tokens": 64, "micro_batch_size": 1, **values})
 
 
-def test_warmup_rises_to_lr_and_never_is_zero():
+def test_warmup_rises_to_lr_and_is_never_zero():
     c = config(lr=1.0, warmup_steps=10)
     assert [learning_rate(s, c) for s in (0, 4, 9)] == [0.1, 0.5, 1.0]
     assert learning_rate(10, c) == 1.0
@@ -71,7 +71,7 @@ def test_only_matrices_decay():
         parameter.data.fill_(1.0)
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    # with no gradient all that moves a weight is the decay: 1 - lr * weight_decay
+    # without a gradient, only weight decay changes a weight: 1 - lr * weight_decay
     torch.testing.assert_close(model[0].weight, torch.full((2, 3), 1 - 0.1 * 0.2))
     assert torch.all(model[0].bias == 1) and torch.all(model[1].weight == 1)
 
@@ -95,7 +95,7 @@ def muon(parameters: list[nn.Parameter], **settings: float) -> Muon:
     return Muon([{"params": parameters, "momentum": 0.9}], **settings)
 
 
-def test_steps_are_those_of_pytorchs() -> None:
+def test_muon_steps_match_pytorch() -> None:
     ours, theirs = weights(), weights()
     a = muon(ours)
     b = torch.optim.Muon(
@@ -107,7 +107,7 @@ def test_steps_are_those_of_pytorchs() -> None:
         a.step()
         b.step()
         for x, y in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(x, y, rtol=0, atol=2e-3)  # both round to bfloat16 within
+            torch.testing.assert_close(x, y, rtol=0, atol=2e-3)  # both round to bfloat16 internally
             buffers = a.state[x]["momentum_buffer"], b.state[y]["momentum_buffer"]
             torch.testing.assert_close(*buffers)
     assert not torch.allclose(ours[0], weights()[0], atol=1e-2)
@@ -156,7 +156,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_gradients_are_divided() -> Non
         assert torch.equal(x, y)
 
 
-def test_other_groups_are_adamws() -> None:
+def test_other_groups_use_adamw() -> None:
     def groups(parameters: list[nn.Parameter]) -> list[dict]:
         return [{"params": parameters[:2], "weight_decay": 0.1}, {"params": parameters[2:4]}]
 
@@ -186,7 +186,7 @@ def test_cached_casts_are_written() -> None:
         assert cast_weight(ours[0], torch.bfloat16) is cast
 
 
-def test_what_is_no_matrix_is_refused() -> None:
+def test_muon_refuses_vectors_and_closures() -> None:
     with pytest.raises(ValueError, match=r"a parameter has shape \(3,\)"):
         muon([nn.Parameter(torch.zeros(3))])
     with pytest.raises(ValueError, match="does not support a closure"):

@@ -1,4 +1,4 @@
-"""Ways to run a model: what is compiled, what its blocks keep, who holds its weights."""
+"""Compilation, activation checkpointing and weight sharding of a model."""
 
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def test_the_share_reaches_torch_compile():
+def test_activation_memory_reaches_torch_compile():
     with partitioner.patch(activation_memory_budget=1.0):
         for share in (0.9, 1.0):
             run = RunConfig(out_dir="x", activation_memory=share)
@@ -58,7 +58,7 @@ def test_caches_of_compiled_code_depend_on_the_sources(tmp_path):
             assert torch.compiler.config.cache_key_tag == "of the user" + _SOURCES
 
 
-def test_what_is_captured():
+def test_can_capture():
     gpu = Processes(rank=0, world_size=2, device=torch.device("cuda"))
     run = RunConfig(out_dir="x")
     assert can_capture(run, gpu) and not can_capture(run, ALONE)
@@ -67,11 +67,11 @@ def test_what_is_captured():
     assert can_capture(again, gpu) and not can_capture(replace(again, compile=False), gpu)
 
 
-def losses_and_gradients(what: str, *, compiled: bool = False, **config: object):
-    """The loss of a tiny GPT, its gradients, and how many numbers it kept from pass to pass."""
+def losses_and_gradients(checkpointing: str, *, compiled: bool = False, **config: object):
+    """Loss of a tiny GPT, its gradients, and the number of activations saved for the backward."""
     torch.manual_seed(0)
     model = GPT(ModelConfig(**SHAPE, **config))  # pyright: ignore[reportArgumentType]
-    run = RunConfig(out_dir="x", activation_checkpointing=what, compile=compiled)  # pyright: ignore
+    run = RunConfig(out_dir="x", activation_checkpointing=checkpointing, compile=compiled)  # pyright: ignore
     fast, _ = compile_and_wrap(model, run, ALONE, n_shapes=1)
     text = torch.randint(61, (2, CONTEXT + 1), generator=torch.Generator().manual_seed(1))
     kept = []
@@ -102,8 +102,8 @@ def losses_and_gradients(what: str, *, compiled: bool = False, **config: object)
 def test_checkpointing_keeps_less_and_changes_no_bit(config):
     plain, grads, size = losses_and_gradients("none", **config)
     sizes = [size]
-    for what in ("selective", "full"):
-        loss, others, size = losses_and_gradients(what, **config)
+    for checkpointing in ("selective", "full"):
+        loss, others, size = losses_and_gradients(checkpointing, **config)
         assert torch.equal(loss, plain)
         for one, other in zip(grads, others, strict=True):
             assert torch.equal(one, other)
@@ -111,15 +111,17 @@ def test_checkpointing_keeps_less_and_changes_no_bit(config):
     assert sizes[0] > sizes[1] >= sizes[2]
 
 
-@pytest.mark.parametrize(("what", "n_again"), [("none", 0), ("selective", 0), ("full", 3)])
-def test_attention_is_computed_again_by_full_alone(what, n_again, monkeypatch):
+@pytest.mark.parametrize(
+    ("checkpointing", "n_recomputed"), [("none", 0), ("selective", 0), ("full", 3)]
+)
+def test_only_full_checkpointing_recomputes_attention(checkpointing, n_recomputed, monkeypatch):
     import kernels.triton.fwd as forward
 
     calls = []
     launch = forward.attn_fwd
     monkeypatch.setattr(forward, "attn_fwd", lambda *a: calls.append(1) or launch(*a))
-    losses_and_gradients(what, attention="triton")
-    assert len(calls) == 3 + n_again
+    losses_and_gradients(checkpointing, attention="triton")
+    assert len(calls) == 3 + n_recomputed
 
 
 BY_LAYER: dict[str, Any] = {"scale_attn_by_inverse_layer_idx": True}
@@ -136,16 +138,16 @@ PARTS = 1 + 3 + 1  # the embedding, three blocks and the loss
     ],
     ids=["alike", "different", "checkpointing", "memory budget"],
 )
-def test_blocks_are_compiled_one_by_one_where_that_pays(run, model, n_compiled, monkeypatch):
+def test_number_of_compiled_regions(run, model, n_compiled, monkeypatch):
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda what, **_: compiled.append(what) or what)
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compiled.append(f) or f)
     gpt = GPT(ModelConfig(**SHAPE, **model))  # pyright: ignore[reportArgumentType]
     with partitioner.patch(activation_memory_budget=1.0):
         compile_and_wrap(gpt, RunConfig(out_dir="x", **run), ALONE, n_shapes=1)  # pyright: ignore
     assert len(compiled) == n_compiled
 
 
-def test_blocks_that_are_alike_share_a_graph(monkeypatch):
+def test_identical_blocks_share_a_graph(monkeypatch):
     graphs = []
     monkeypatch.setattr(
         torch, "compile",
@@ -170,15 +172,15 @@ def test_blocks_of_different_scales_also_run_without_gradients(monkeypatch):
 def test_compiled_full_keeps_less_than_selective(monkeypatch):
     partitioned = partial(torch.compile, backend="aot_eager_decomp_partition")
     monkeypatch.setattr(torch, "compile", partitioned)
-    # an autograd.Function
+    # use the autograd.Function of layer norm
     monkeypatch.setattr("kernels.fused.layer_norm.select_impl", lambda *_, **__: "triton")
-    # SDPA would have the state of a random generator kept
-    how = {"compiled": True, "attention": "triton"}
-    selective, full = (losses_and_gradients(what, **how)[2] for what in ("selective", "full"))
+    # SDPA would also save the state of a random generator
+    options = {"compiled": True, "attention": "triton"}
+    selective, full = (losses_and_gradients(c, **options)[2] for c in ("selective", "full"))
     assert full < 0.8 * selective
 
 
-def change_by_a_thousandth(context) -> float:
+def loss_change_of_scaled_gains(context) -> float:
     """Change of the loss when all norm gains of a model on two processes grow by a thousandth."""
     processes = Processes(rank=context.rank, world_size=2, device=torch.device("cpu"))
     config = TrainConfig(
@@ -201,8 +203,8 @@ def change_by_a_thousandth(context) -> float:
 
 
 @pytest.mark.distributed
-def test_gains_of_shared_models_are_not_rounded():
+def test_fsdp_does_not_round_norm_gains():
     two = helpers.Processes(2)
-    one, other = two.call(change_by_a_thousandth)
+    one, other = two.call(loss_change_of_scaled_gains)
     two.close()
     assert one == other != 0

@@ -1,4 +1,4 @@
-"""A run's profile: a table whose parts add up to a step, and a trace."""
+"""Profile of a run: a table whose parts add up to one step, and a trace."""
 
 import json
 import re
@@ -35,11 +35,11 @@ def profiled(folder, n_steps, step, device="cpu") -> str:
 
 def rows(folder) -> dict[str, tuple[float, float]]:
     lines = (folder / "table.txt").read_text().splitlines()[1:]
-    found = [re.fullmatch(r" *([\d.]+) +([\d.]+)  (.+)", line) for line in lines]
-    return {m[3]: (float(m[1]), float(m[2])) for m in found if m}
+    matches = [re.fullmatch(r" *([\d.]+) +([\d.]+)  (.+)", line) for line in lines]
+    return {m[3]: (float(m[1]), float(m[2])) for m in matches if m}
 
 
-def test_what_is_counted_is_the_steps_that_are_watched(tmp_path) -> None:
+def test_only_profiled_steps_are_counted(tmp_path) -> None:
     x = torch.randn(300, 300)
     calls = iter(range(1000))
 
@@ -60,33 +60,33 @@ def test_what_is_counted_is_the_steps_that_are_watched(tmp_path) -> None:
     assert sum(event.get("name") == "aten::mm" for event in events) == 8
 
 
-def test_a_run_tells_where_its_time_goes(run, capsys) -> None:
+def test_a_run_writes_its_profile(run, capsys) -> None:
     run("run.profile=2", "optim.max_steps=20", "run.eval_every=20", "run.save_every=20")
     assert "per step, mean of 2 profiled steps" in capsys.readouterr().out
     assert {"table.txt", "trace.json"} == {p.name for p in (run.out_dir / "profile").iterdir()}
 
 
-def test_a_run_that_is_too_short_says_so(run, capsys) -> None:
+def test_a_run_too_short_to_profile_is_reported(run, capsys) -> None:
     run("run.profile=2")
     assert "no profile (run.profile): too few steps left" in capsys.readouterr().out
 
 
-def test_a_run_that_ends_while_it_is_watched_leaves_no_profiler_on(tmp_path) -> None:
+def test_the_profiler_stops_when_the_run_is_interrupted(tmp_path) -> None:
     profiler = StepProfiler(tmp_path / "profile", 3, torch.device("cpu"))
     with pytest.raises(KeyboardInterrupt), profiler:
         for _ in range(SKIPPED + 2):
             profiler.step()
         raise KeyboardInterrupt
-    profiled(tmp_path / "again", 1, lambda: torch.ones(2) + 1)  # a second would be refused
+    profiled(tmp_path / "again", 1, lambda: torch.ones(2) + 1)  # PyTorch refuses a second profiler
 
 
-def test_no_number_of_steps(run) -> None:
+def test_a_negative_number_of_steps_is_refused(run) -> None:
     with pytest.raises(ValueError, match="run.profile=-1 must be a number of steps"):
         run("run.profile=-1")
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_by_what_kernels_are_for(tmp_path) -> None:
+def test_gpu_kernels_are_grouped_by_part(tmp_path) -> None:
     x = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
     profiled(tmp_path / "profile", 3, lambda: x @ x, "cuda")
     table = rows(tmp_path / "profile")
@@ -117,16 +117,16 @@ NORM, OPTIMIZER = "residuals and normalisation", "optimizer and clipping"
         ("triton_poi_fused__to_copy_6", REST),
     ],
 )
-def test_parts(kernel, part):
+def test_part_of_kernel_names(kernel, part):
     assert part_of(kernel) == part
 
 
-def test_times_and_launches_are_of_one_step():
+def test_times_and_launches_are_per_step():
     kernels = [("attn_fwd_kernel", 6.0, 24), ("attn_bwd_kernel", 9.0, 24), ("memset", 1.0, 2)]
     assert sum_by_part(kernels, steps=2) == {"attention": (7.5, 24), REST: (0.5, 1)}
 
 
-def test_what_is_counted_is_the_steps_after_the_warmup_and_no_whole_step():
+def test_events_exclude_warmup_and_whole_steps():
     x = torch.randn(8, 8)
     sizes = iter([4, 4, 8, 8, 8])
 
@@ -142,7 +142,7 @@ def test_what_is_counted_is_the_steps_after_the_warmup_and_no_whole_step():
 
 
 @pytest.mark.gpu
-def test_the_time_of_a_product_is_that_of_a_product():
+def test_a_matmul_is_timed_as_a_matmul():
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     parts = time_by_part(lambda: x @ x, step_ms=1000.0)
     assert parts["matrix products"].launches == 1
@@ -172,7 +172,7 @@ def seconds(watch):
     return watch.gpu_hours * 3600
 
 
-def test_first_step_counts_like_those_that_follow(clock):
+def test_the_first_step_counts_like_later_steps(clock):
     watch = Stopwatch(CPU)
     steps(watch, clock, COMPILING, 2.0, 4.0)
     with watch.paused():
@@ -184,7 +184,7 @@ def test_first_step_counts_like_those_that_follow(clock):
         assert seconds(watch) == pytest.approx(9.0 + 5.0)
 
 
-def test_steps_that_compile_again_count_like_those_that_follow(clock):
+def test_recompiling_steps_count_like_later_steps(clock):
     watch = Stopwatch(CPU)
     steps(watch, clock, COMPILING, 2.0, 4.0)
     watch.expect_compilation()
@@ -194,7 +194,7 @@ def test_steps_that_compile_again_count_like_those_that_follow(clock):
         assert seconds(watch) == pytest.approx(3 * 3.0 + 2 * 7.0)
 
 
-def test_first_step_alone_waits_for_the_next(clock):
+def test_the_first_step_is_counted_after_the_second(clock):
     watch = Stopwatch(CPU)
     steps(watch, clock, COMPILING)
     for _ in range(2):
@@ -208,10 +208,10 @@ def test_first_step_alone_waits_for_the_next(clock):
         assert seconds(watch) == pytest.approx(2 * 2.0)
 
 
-def test_pauses_count_nothing_and_lose_no_step(clock):
+def test_pauses_are_excluded_and_lose_no_step(clock):
     watch = Stopwatch(CPU)
     steps(watch, clock, COMPILING, 1.0)
-    for _ in range(3):  # evaluated twice between two readings of the speed
+    for _ in range(3):  # two evaluations between two readings of the speed
         steps(watch, clock, 2.0)
         with watch.paused():
             clock.now += 100.0
@@ -223,7 +223,7 @@ def test_pauses_count_nothing_and_lose_no_step(clock):
         assert watch.tokens_per_s() == pytest.approx(5 * 60 / 10)
 
 
-def test_what_follows_the_last_step_changes_no_bit(clock):
+def test_time_after_the_last_step_is_not_counted(clock):
     watch = Stopwatch(CPU, gpu_hours=0.1)
     clock.now += 9.0
     with watch.paused():
@@ -239,7 +239,7 @@ def test_processes_multiply_the_hours_and_not_the_speed(clock, n_processes):
         assert watch.tokens_per_s() == 60 / 3600
 
 
-def test_never_goes_back(clock):
+def test_gpu_hours_never_decrease(clock):
     watch, before = Stopwatch(CPU), 0.0
     for pause in range(20):
         steps(watch, clock, *[0.5] * (pause % 3))

@@ -1,4 +1,4 @@
-"""How a signal stops a command, seen from outside."""
+"""Exit status and message of a command stopped by a signal, run as a subprocess."""
 
 import os
 import signal
@@ -21,11 +21,11 @@ with errors_as_sentences(), if_interrupted(lambda: f" at step {step}"):
 """
 SLEEPS = """
     while True:
-        time.sleep(0.01)  # a signal just before a long one would wait for its end
+        time.sleep(0.01)  # short: a signal just before a sleep is handled only after it
 """
 STUCK = """
     import ctypes, threading
-    lock = ctypes.CDLL(None).pthread_mutex_lock  # waits through signals, and here for itself
+    lock = ctypes.CDLL(None).pthread_mutex_lock  # not interrupted by signals; here it deadlocks
     mutex = ctypes.create_string_buffer(64)
     lock(mutex)
     threading.Timer(0.5, print, ["ready"], {"flush": True}).start()
@@ -71,13 +71,13 @@ sys.stderr.write(f"still running, {os.readlink('/proc/self/fd/1')}")
 
 
 @pytest.mark.parametrize("until", [SLEEPS, SWALLOWS])
-def test_a_signal_is_a_sentence(until):
+def test_a_signal_prints_one_sentence(until):
     assert stopped(WAITS % until, signal.SIGINT) == (130, "interrupted at step 7\n")
     assert stopped(WAITS % until, signal.SIGTERM) == (143, "terminated at step 7\n")
 
 
 def test_signals_under_torchrun():
-    """The first process speaks, once, although the terminal and torchrun tell it each."""
+    """The first process prints one message, although the terminal and torchrun both signal it."""
     first, second = ({"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": rank} for rank in "01")
     twice = signal.SIGINT, signal.SIGINT
     assert stopped(WAITS % SLEEPS, *twice, **first) == (130, "interrupted at step 7\n")
@@ -86,7 +86,7 @@ def test_signals_under_torchrun():
     assert stopped(WAITS % SLEEPS, signal.SIGTERM, **second) == (143, "")
 
 
-def test_a_process_that_is_stuck_under_torchrun():
+def test_a_stuck_process_ends_under_torchrun():
     program = WAITS.replace('print("ready", flush=True)', "")
     soon = "signals._MESSAGE_S, signals._EXIT_S = 0.05, 0.1"
     program = program.replace("step = 0", f"from training import signals\n{soon}")
@@ -95,14 +95,14 @@ def test_a_process_that_is_stuck_under_torchrun():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # as by `&` and by nohup
-def test_a_signal_that_is_ignored_stays_ignored(number):
+def test_an_ignored_signal_stays_ignored(number):
     program = f"import signal; signal.signal({int(number)}, signal.SIG_IGN)" + WAITS
     ended = stopped(program % "time.sleep(0.2)", number)
     assert ended == (0, "")
 
 
-def test_torchrun_under_nohup():
-    """It handles SIGHUP even there and sends it on to processes that inherited to ignore it."""
+def test_torchrun_under_nohup_handles_sighup():
+    """torchrun forwards SIGHUP even under nohup, to processes that inherited ignoring it."""
     program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + WAITS % SLEEPS
     worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
     assert stopped(program, signal.SIGHUP, **worker) == (129, "hung up at step 7\n")
@@ -117,23 +117,23 @@ def test_torchrun_under_nohup():
         (signal.SIGINT, 130, "interrupted"),
     ],
 )
-def test_what_notes_a_signal_ends_when_it_has_saved(number, status, word):
+def test_deferred_signals_end_the_process_after_its_save(number, status, word):
     program = NOTES % (0.1, True)
     assert stopped(program, number) == (status, f"{word} where all is saved\n")
     not_saved = stopped(NOTES % (0.1, False), number)
     assert not_saved == (128 + number, f"{word} where all is saved\n")
 
 
-def test_whoever_asks_again_waits_for_the_end():
+def test_later_signals_do_not_interrupt_the_save():
     again = signal.SIGUSR1, "noted", signal.SIGTERM, signal.SIGUSR1
     assert stopped(NOTES % (0.2, True), *again) == (0, "stopped by SIGUSR1 where all is saved\n")
 
 
-def test_a_second_ctrl_c_leaves_at_once():
+def test_a_second_ctrl_c_exits_at_once():
     for first in (signal.SIGINT, signal.SIGTERM):
         twice = first, "noted", signal.SIGINT
         assert stopped(NOTES % (60, True), *twice) == (130, "")
-    # torchrun sends it on at once
+    # torchrun forwards the signal at once, which is not a second Ctrl-C
     worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
     twice = signal.SIGINT, "noted", signal.SIGINT
     assert stopped(NOTES % (0.2, True), *twice, **worker)[0] == 130
@@ -141,7 +141,7 @@ def test_a_second_ctrl_c_leaves_at_once():
     assert stopped(NOTES % (60, True), *later, **worker) == (130, "")
 
 
-def test_a_closed_terminal_is_left():
+def test_output_to_a_closed_terminal_is_dropped():
     ours, theirs = os.openpty()
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", CLOSED], stdout=theirs, **pipes) as process:
@@ -152,7 +152,7 @@ def test_a_closed_terminal_is_left():
     assert (process.returncode, said) == (0, b"still running, /dev/null")
 
 
-def test_other_errors_are_raised():
+def test_other_write_errors_are_raised():
     program = CLOSED.replace("sys.stdout)", "open('/dev/full', 'w'))")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, input=b"x")
     assert done.returncode == 1 and b"No space left on device" in done.stderr

@@ -1,4 +1,4 @@
-"""A run's folder belongs to one training at a time."""
+"""A run folder is used by one trainer at a time."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ REFUSAL = (
 
 
 @pytest.mark.parametrize(
-    ("folder", "what"),
+    ("folder", "reason"),
     [
         ("/", "is the current folder, a home folder, or a parent of one"),
         ("", "is the current folder"),
@@ -27,17 +27,17 @@ REFUSAL = (
         ("data", "contains prepared data"),
     ],
 )
-def test_a_folder_that_cannot_be_the_runs_own_is_refused(tmp_path, monkeypatch, folder, what):
+def test_shared_folders_are_refused_as_run_folders(tmp_path, monkeypatch, folder, reason):
     here = tmp_path / "here"
     (here / "data").mkdir(parents=True)
     (here / "data" / "manifest.json").touch()
     monkeypatch.chdir(here)
     path = Path(folder).expanduser()
-    with pytest.raises(ValueError, match=f"^run.out_dir=.* {what}.*. Try run.out_dir=out/NAME"):
+    with pytest.raises(ValueError, match=f"^run.out_dir=.* {reason}.*. Try run.out_dir=out/NAME"):
         check_folder(path)
 
 
-def test_a_run_in_the_current_folder_is_resumed_there(tmp_path, monkeypatch):
+def test_a_run_in_the_current_folder_may_resume(tmp_path, monkeypatch):
     for name in ("config.yaml", "metrics.jsonl"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ def test_a_project_with_files_of_these_names_is_not_a_run(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("name", ["new", "empty", "with_logs", "a_run"])
-def test_a_folder_of_its_own_is_taken(tmp_path, name):
+def test_folders_of_a_run_are_accepted(tmp_path, name):
     for folder in ("empty", "with_logs/torchrun", "a_run/checkpoints"):
         (tmp_path / folder).mkdir(parents=True)
     check_folder(tmp_path / name)
@@ -65,14 +65,14 @@ def content(folder):
 
 
 @pytest.mark.usefixtures("waits_for_saves")
-def test_a_second_training_is_refused_and_changes_nothing(run, tmp_path, monkeypatch):
+def test_a_second_trainer_is_refused_and_changes_nothing(run, tmp_path, monkeypatch):
     whole = run(f"run.out_dir={tmp_path / 'whole'}")
     refused_at = []
 
     record = train.Trainer.record
 
-    def start_another(self, what, **values):
-        record(self, what, **values)
+    def start_another(self, entry, **values):
+        record(self, entry, **values)
         step = self.step
         if step in (1, 6) and step not in refused_at:  # before its first checkpoint and after
             refused_at.append(step)

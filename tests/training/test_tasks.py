@@ -1,4 +1,4 @@
-"""Help shows every setting of a task; a run of one task is none of the other."""
+"""Help lists every setting of a task, and runs of another task are refused."""
 
 import subprocess
 import sys
@@ -28,21 +28,21 @@ def shown(capsys, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_every_setting_explains_itself(schema):
+def test_every_setting_has_help_text(schema):
     for setting in settings_of(schema).values():
         assert setting.text and setting.text[-1] == ".", setting.key
         assert "None" not in setting.text, f"{setting.key}: YAML says null"
 
 
 @pytest.mark.parametrize("argument", ["-h", "--help"])
-def test_help_is_of_a_gpt(capsys, argument):
+def test_help_lists_the_settings_of_a_gpt(capsys, argument):
     text = shown(capsys, argument)
     assert text.startswith("usage: train.py CONFIG [key=value ...]\n\nTrain.\n\nSettings of a GPT")
     assert all(f"\n  {key}" in text for key in settings_of(SCHEMAS["language"]))
     assert "\n  optim.lr=0.0006 " in text and "\n  objective" not in text
 
 
-def test_help_is_of_the_file_that_is_named(capsys):
+def test_help_lists_the_settings_of_the_given_file(capsys):
     text = shown(capsys, "configs/lra/image.yaml", "--help", "optim.lr=0.25")
     assert all(f"\n  {key}" in text for key in settings_of(SCHEMAS["classification"]))
     assert "\n  optim.lr=0.25 " in text and "default 0.0006)" in text
@@ -51,13 +51,13 @@ def test_help_is_of_the_file_that_is_named(capsys):
         explain_if_asked("Train.", ["configs/none.yaml", "--help"])
 
 
-def test_no_help(capsys):
+def test_help_inside_a_value_is_not_an_option(capsys):
     explain_if_asked("Train.", ["configs/quickstart.yaml", "run.out_dir=--help"])
     assert capsys.readouterr().out == ""
 
 
-def test_a_reader_that_has_seen_enough():
-    """As `head` has: the first line comes, and nothing is said of the rest."""
+def test_a_closed_stdout_ends_quietly():
+    """A reader such as `head` closes the pipe early, which is not an error."""
     command = [sys.executable, "train.py", "--help"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as process:
@@ -68,7 +68,7 @@ def test_a_reader_that_has_seen_enough():
 
 @pytest.fixture
 def run_of(tmp_path):
-    """A folder with a configuration, and a checkpoint that nobody should come to read."""
+    """Folder with a configuration, and a checkpoint that must not be read."""
 
     def make(schema, path):
         (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
@@ -78,27 +78,27 @@ def run_of(tmp_path):
     return make
 
 
-def test_a_classifier_is_named_as_such(run_of):
+def test_opening_a_classifier_run_as_a_gpt_is_refused(run_of):
     run = run_of(ClassifyConfig, "configs/lra/image.yaml")
     assert config_of(run, ClassifyConfig).data.path.endswith("image")
     with pytest.raises(ValueError, match=r"but is one of a classifier \(task=classification\)"):
         open_run(run)
 
 
-def test_a_gpt_is_named_as_such(run_of):
+def test_opening_a_gpt_run_as_a_classifier_is_refused(run_of):
     run = run_of(TrainConfig, "configs/quickstart.yaml")
     assert config_of(run, TrainConfig).task == "language"
     with pytest.raises(ValueError, match=r"but is one of a GPT \(task=language\)"):
         read_run_config(run)
 
 
-def test_a_folder_of_no_run(tmp_path):
+def test_a_folder_without_a_configuration_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"config.yaml is not a file"):
         config_of(tmp_path, TrainConfig)
 
 
 DEEP, LONG = "[" * 2000, "9" * 5000
-SOMEBODYS = {
+FOREIGN = {
     "nothing": "",
     "a list": "- s3cr3t",
     "a text": "s3cr3t",
@@ -123,7 +123,7 @@ SOMEBODYS = {
 }
 
 
-@pytest.mark.parametrize("text", SOMEBODYS.values(), ids=SOMEBODYS)
+@pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
 def test_errors_in_a_foreign_configuration_quote_nothing(tmp_path, monkeypatch, text):
     """The error quotes no values of the file, of a file it links to, or of our environment."""
     monkeypatch.setenv("SECRET", "s3cr3t")

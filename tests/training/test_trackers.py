@@ -18,7 +18,7 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags}
 
 
-def test_wandb_offline_goes_on_with_the_same_run(tmp_path, monkeypatch):
+def test_wandb_offline_resumes_the_same_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     for start_step in (0, 1):
@@ -30,7 +30,7 @@ def test_wandb_offline_goes_on_with_the_same_run(tmp_path, monkeypatch):
     assert files
 
 
-def test_tensorboard_shows_what_metrics_have_and_no_step_twice(tmp_path):
+def test_tensorboard_has_each_step_once(tmp_path):
     with open_log(tmp_path, tensorboard=True) as log:
         for step in (1, 2, 3):
             log.record("", step=step, loss=3.0 + step, mfu=None, skipped_samples=[[1, 2]])
@@ -39,14 +39,14 @@ def test_tensorboard_shows_what_metrics_have_and_no_step_twice(tmp_path):
     assert scalars(tmp_path / TENSORBOARD) == {"loss": [(1, 4.0), (2, 9.0)], "val_loss": [(2, 8.0)]}
 
 
-def test_a_run_has_its_curves_there(run):
+def test_a_run_writes_curves_to_tensorboard(run):
     run("run.tensorboard=true")
-    found = scalars(run.out_dir / TENSORBOARD)
-    assert [step for step, _ in found["loss"]] == [*range(1, 9)]
-    assert {"lr", "grad_norm", "val_loss", "tokens_per_s"} <= found.keys()
+    curves = scalars(run.out_dir / TENSORBOARD)
+    assert [step for step, _ in curves["loss"]] == [*range(1, 9)]
+    assert {"lr", "grad_norm", "val_loss", "tokens_per_s"} <= curves.keys()
 
 
-def test_without_the_package_a_sentence_says_so(tmp_path, monkeypatch):
+def test_a_missing_package_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", None)
     with pytest.raises(ValueError, match="needs the package tensorboard .*pip install tensorboard"):
         open_log(tmp_path, tensorboard=True)

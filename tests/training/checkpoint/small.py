@@ -1,4 +1,4 @@
-"""A model of 35 weights, and what saves it."""
+"""A model of 31 weights, and helpers that save its checkpoints."""
 
 import torch
 from torch import nn

@@ -23,7 +23,7 @@ def run(tmp_path):
     ("choice", "step"),
     [(None, 25), ("best", 10), (15, 15), ("20", 20), ("step_00000005", 5), ("00000005", 5)],
 )
-def test_finds_what_is_asked_for(run, choice, step):
+def test_finds_the_chosen_checkpoint(run, choice, step):
     assert chosen_checkpoint(run, choice) == checkpoint_folder(run, step)
 
 
@@ -41,7 +41,7 @@ def test_a_name_is_looked_for_in_the_run_first(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("choice", ["7", 7, "worst", "step_7", "/", "-5"])
-def test_an_error_names_those_that_exist(run, choice):
+def test_errors_list_the_existing_checkpoints(run, choice):
     names = "step_00000005, step_00000010, step_00000015, step_00000020, step_00000025"
     with pytest.raises(FileNotFoundError, match=f"run has no checkpoint {choice}: it has {names}"):
         chosen_checkpoint(run, choice)

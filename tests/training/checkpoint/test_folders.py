@@ -1,4 +1,4 @@
-"""Only folders that are named as a run names them count, and only those are deleted."""
+"""Only folders with an exact checkpoint name are treated as checkpoints, or deleted."""
 
 import os
 
@@ -27,7 +27,7 @@ THEIRS = [
 
 @pytest.mark.parametrize("as_file", [False, True])
 @pytest.mark.parametrize("name", THEIRS)
-def test_what_others_put_there_is_neither_counted_nor_deleted(tmp_path, name, as_file):
+def test_folders_with_other_names_are_not_counted_or_deleted(tmp_path, name, as_file):
     model, optimizer = make(0)
     save(tmp_path, 5, model, optimizer)
     theirs = tmp_path / "checkpoints" / name
@@ -43,7 +43,7 @@ def test_what_others_put_there_is_neither_counted_nor_deleted(tmp_path, name, as
     assert (theirs if as_file else theirs / "model.safetensors").read_text() == "mine"
 
 
-def test_a_link_counts_and_stays(tmp_path):
+def test_a_linked_checkpoint_counts_and_is_not_deleted(tmp_path):
     model, optimizer = make(0)
     elsewhere = save(tmp_path / "other", 3, model, optimizer)
     link = tmp_path / "checkpoints" / elsewhere.name
@@ -55,7 +55,7 @@ def test_a_link_counts_and_stays(tmp_path):
     assert link.exists() and elsewhere.exists()
 
 
-def test_what_the_note_of_the_last_save_links_to_is_not_printed(tmp_path):
+def test_the_target_of_a_linked_last_saved_file_is_not_printed(tmp_path):
     (tmp_path / "private").write_text("s3cr3t")
     (tmp_path / "last_saved").symlink_to(tmp_path / "private")
     with pytest.raises(ValueError, match="must contain the name of a checkpoint. Delete it$"):
@@ -66,14 +66,14 @@ def test_what_the_note_of_the_last_save_links_to_is_not_printed(tmp_path):
         last_saved(tmp_path)
 
 
-def test_newest_is_by_number(tmp_path):
+def test_the_newest_checkpoint_has_the_highest_step(tmp_path):
     for name in ("step_99999999", "step_100000000", "step_00000001"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert latest_checkpoint(tmp_path).name == "step_100000000"
     assert latest_checkpoint(tmp_path / "nothing") is None
 
 
-def test_a_checkpoint_on_a_disk_that_is_not_mounted_is_not_passed_over(tmp_path):
+def test_a_checkpoint_on_an_unmounted_disk_is_an_error(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step_00000005").symlink_to("/not/mounted")
     with pytest.raises(OSError, match="step_00000005 links to /not/mounted, which does not exist"):

@@ -1,4 +1,4 @@
-"""Checkpoints are restored bit for bit, and damage is found."""
+"""Checkpoints are restored bit for bit, and damage is detected."""
 
 import json
 import pickle
@@ -21,7 +21,7 @@ from training.checkpoint.reader import Checkpoint
 from training.config import AdamWConfig
 
 
-def test_goes_on_bit_for_bit(tmp_path):
+def test_resumes_bit_for_bit(tmp_path):
     model, optimizer = make(0)
     take_steps(model, optimizer, 3)
     folder = save(tmp_path, 3, model, optimizer)
@@ -50,7 +50,7 @@ def test_the_learning_rate_may_be_a_tensor_on_one_side(tmp_path, saved_as_tensor
     take_steps(model, optimizer, 3)
     folder = save(tmp_path, 3, model, optimizer)
     rate = optimizer.param_groups[0]["lr"]
-    assert isinstance(rate, torch.Tensor) == saved_as_tensor  # saving leaves it as it is
+    assert isinstance(rate, torch.Tensor) == saved_as_tensor  # unchanged by the save
     take_steps(model, optimizer, 3)
     again, again_optimizer = make_one(1, not saved_as_tensor)
     rate = again_optimizer.param_groups[0]["lr"]
@@ -61,7 +61,7 @@ def test_the_learning_rate_may_be_a_tensor_on_one_side(tmp_path, saved_as_tensor
         torch.testing.assert_close(a, b)
 
 
-def test_settings_of_the_optimizer_are_the_new_runs(tmp_path):
+def test_optimizer_settings_come_from_the_new_run(tmp_path):
     model, optimizer = make(0)
     take_steps(model, optimizer, 1)
     folder = save(tmp_path, 1, model, optimizer)
@@ -72,7 +72,7 @@ def test_settings_of_the_optimizer_are_the_new_runs(tmp_path):
     assert (group["weight_decay"], group["betas"]) == (0.5, (0.1, 0.2))
 
 
-def test_weights_by_name_leave_the_optimizer_out(tmp_path):
+def test_weights_are_read_without_the_optimizer(tmp_path):
     model, optimizer = make(0)
     take_steps(model, optimizer, 1)
     weights = Checkpoint.open(save(tmp_path, 1, model, optimizer)).weights()
@@ -81,7 +81,7 @@ def test_weights_by_name_leave_the_optimizer_out(tmp_path):
         assert torch.equal(weights[name], value)
 
 
-def test_a_checkpoint_older_than_a_setting_goes_on_with_what_was_always_so(tmp_path):
+def test_a_checkpoint_older_than_a_setting_resumes_with_its_default(tmp_path):
     model, optimizer = make(0)
     take_steps(model, optimizer, 1)
     folder = save(tmp_path / "run", 1, model, optimizer)
@@ -90,7 +90,7 @@ def test_a_checkpoint_older_than_a_setting_goes_on_with_what_was_always_so(tmp_p
         Checkpoint.open(folder).restore(model, optimizer, MUST_MATCH | {"model.bias": False}, ALONE)
 
 
-def test_a_checkpoint_older_than_a_setting_of_a_section_goes_on(tmp_path):
+def test_a_checkpoint_older_than_a_setting_of_a_section_resumes(tmp_path):
     model, optimizer = make(0)
     take_steps(model, optimizer, 1)
     mask = asdict(MaskConfig())
@@ -123,7 +123,7 @@ def test_folder_without_a_finished_checkpoint(tmp_path):
         Checkpoint.open(tmp_path).weights()
 
 
-def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
+def test_weights_without_an_optimizer_load_but_do_not_resume(tmp_path):
     model, _ = make(0)
     folder = save_model(tmp_path, model, config={"a": 1}, tokenizer="b")
     assert folder == latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 0)
@@ -138,7 +138,7 @@ def test_weights_alone_can_be_loaded_and_not_gone_on_from(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_weights_alone_do_not_replace_a_checkpoint(tmp_path):
+def test_save_model_does_not_replace_a_checkpoint(tmp_path):
     model, optimizer = make(0)
     save(tmp_path, 3, model, optimizer)
     with pytest.raises(ValueError, match="already has step_00000003. Choose another folder"):
@@ -159,16 +159,16 @@ def test_weights_that_are_not_finite_are_named(tmp_path, value):
     "file",
     ["state.json", SUMS, *(f"{name}.safetensors" for name in ("model", "optimizer", "processes"))],
 )
-def test_nobody_waits_for_the_sum_of_a_file_of_any_size(tmp_path, file):
+def test_huge_files_are_refused_before_their_checksum(tmp_path, file):
     folder = save(tmp_path, 3, *make(0))
     with (folder / file).open("r+b") as opened:
-        opened.truncate(1 << 42)  # sparse; a sum would take an hour
+        opened.truncate(1 << 42)  # sparse; its checksum would take an hour
     with pytest.raises(ValueError, match=f"is damaged.*{file}: "):
         Checkpoint.open(folder).restore(*make(1), MUST_MATCH, ALONE)
 
 
 def rewrite(folder, **values):
-    """Change state.json, with sums that agree, as somebody could who wants to be believed."""
+    """Change state.json and update its checksum, as a forger would."""
     state = json.loads((folder / "state.json").read_text()) | values
     (folder / "state.json").write_text(json.dumps(state))
     resum(folder)
@@ -179,7 +179,7 @@ def resum(folder):
     write_sums(folder)
 
 
-def test_settings_that_are_newer_than_a_checkpoint_have_their_defaults(tmp_path):
+def test_settings_newer_than_a_checkpoint_get_defaults(tmp_path):
     folder = save(tmp_path, 1, *make(0))
     optim = {"max_steps": 5, "lr": 0.25, "betas": [0.5, 0.75], "batch_tokens": 64}
     rewrite(folder, config={"optim": optim})
@@ -200,7 +200,7 @@ def load(folder):
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", ["cut", "gone", "flipped"])
-def test_damage_is_named_with_the_older_one_that_is_whole(tmp_path, file, damage):
+def test_damage_is_reported_with_the_older_intact_checkpoint(tmp_path, file, damage):
     model, optimizer = make(0)
     older = save(tmp_path, 2, model, optimizer)
     folder = save(tmp_path, 3, model, optimizer)
@@ -225,7 +225,7 @@ def test_damage_is_named_with_the_older_one_that_is_whole(tmp_path, file, damage
     assert latest_checkpoint(tmp_path) == older
 
 
-def test_a_sum_that_is_lost_is_damage_too(tmp_path):
+def test_a_missing_checksum_is_damage(tmp_path):
     folder = save(tmp_path, 1, *make(0))
     lines = (folder / SUMS).read_text().splitlines(keepends=True)
     (folder / SUMS).write_text("".join(line for line in lines if "optimizer" not in line))
@@ -234,7 +234,7 @@ def test_a_sum_that_is_lost_is_damage_too(tmp_path):
     assert newest_intact(tmp_path) is None
 
 
-def test_damage_of_one_step_twice(tmp_path):
+def test_damaged_checkpoints_of_one_step_get_different_names(tmp_path):
     whole = save(tmp_path, 1, *make(0))
     for name in ("damaged_step_00000002", "damaged_step_00000002_2", "damaged_step_00000002_3"):
         folder = save(tmp_path, 2, *make(0))
@@ -242,7 +242,7 @@ def test_damage_of_one_step_twice(tmp_path):
         assert rename_damaged(tmp_path, whole) == [folder.with_name(name)]
 
 
-def test_damage_where_no_older_one_is_whole(tmp_path):
+def test_damage_without_an_older_intact_checkpoint(tmp_path):
     for step in (1, 2):
         (save(tmp_path, step, *make(0)) / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"step_00000002 is damaged.*no older .* is intact$"):
@@ -252,7 +252,7 @@ def test_damage_where_no_older_one_is_whole(tmp_path):
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("change", ["has no tensor", "has an unexpected tensor", "must be"])
-def test_tensors_of_another_model_are_refused_though_their_sums_agree(tmp_path, file, change):
+def test_tensors_of_another_model_are_refused_despite_valid_checksums(tmp_path, file, change):
     folder = save(tmp_path, 1, *make(0))
     tensors = load_file(folder / file)
     name = min(tensors)
@@ -283,14 +283,14 @@ def test_tensors_of_another_model_are_refused_though_their_sums_agree(tmp_path, 
         {"must_match": [["a", 1]]},
     ],
 )
-def test_a_state_that_no_run_has(tmp_path, values):
+def test_impossible_states_are_damage(tmp_path, values):
     folder = save(tmp_path, 1, *make(0))
     rewrite(folder, **values)
     with pytest.raises(ValueError, match="is damaged .*state.json: "):
         load(folder)
 
 
-def test_random_state_that_is_none(tmp_path):
+def test_an_invalid_random_state_is_damage(tmp_path):
     folder = save(tmp_path, 1, *make(0))
     save_file({"rank_0.random.cpu": torch.zeros(3)}, folder / "processes.safetensors")
     resum(folder)
@@ -308,35 +308,37 @@ class Bomb:
 
 @pytest.mark.parametrize("file", [*FILES, ".metadata", "__0_0.distcp"])
 @pytest.mark.parametrize("agrees", [False, True])
-def test_a_file_that_holds_code_is_not_run(tmp_path, file, agrees):
+def test_code_in_a_file_is_not_executed(tmp_path, file, agrees):
     folder = save(tmp_path, 1, *make(0))
-    went_off = tmp_path / "went_off"
-    (folder / file).write_bytes(pickle.dumps(Bomb(went_off)))
+    executed = tmp_path / "executed"
+    (folder / file).write_bytes(pickle.dumps(Bomb(executed)))
     if agrees and file != SUMS:
         resum(folder)
-    if file != "__0_0.distcp":  # which nobody reads
+    if file != "__0_0.distcp":  # a file that is never read
         with pytest.raises(ValueError, match="step_00000001 (is damaged|was saved by version 0.2)"):
             load(folder)
     with suppress(ValueError):
         Checkpoint.open(folder).weights()
     with suppress(ValueError):
         newest_intact(tmp_path)
-    assert not went_off.exists()
+    assert not executed.exists()
 
 
-def test_the_format_of_before_is_named(tmp_path):
+def test_an_older_format_is_reported(tmp_path):
     folder = save(tmp_path, 1, *make(0))
     (folder / ".metadata").touch()
     with pytest.raises(ValueError, match="step_00000001 was saved by version 0.2 or older"):
         load(folder)
 
 
-def test_many_damaged_checkpoints_are_looked_at_once_each(tmp_path, monkeypatch):
+def test_each_damaged_checkpoint_is_read_once(tmp_path, monkeypatch):
     for step in range(1, 13):
         (save(tmp_path, step, *make(0), keep_last=99) / SUMS).write_text("")
-    looked = []
+    read_folders = []
     read = reader.read_sums
-    monkeypatch.setattr(reader, "read_sums", lambda folder: looked.append(folder) or read(folder))
+    monkeypatch.setattr(
+        reader, "read_sums", lambda folder: read_folders.append(folder) or read(folder)
+    )
     with pytest.raises(ValueError, match="step_00000012 is damaged.*no older .* is intact$"):
         Checkpoint.open(latest_checkpoint(tmp_path))
-    assert sorted(looked) == sorted(set(looked)) and len(looked) == 12
+    assert sorted(read_folders) == sorted(set(read_folders)) and len(read_folders) == 12

@@ -1,4 +1,4 @@
-"""Saves in the background: whole or not there, whenever the process dies or the disk is full."""
+"""Background saves are complete or absent, even if the process dies or the disk is full."""
 
 import multiprocessing
 import resource
@@ -34,14 +34,14 @@ def test_keeps_the_newest(tmp_path):
 def test_keeps_the_best(tmp_path):
     model, optimizer = make(0)
     losses = {5: 3.0, 10: 1.0, 15: None, 20: 1.0, 25: 2.0, 30: 0.5, 35: 4.0}
-    there = []
+    kept = []
     for step, val_loss in losses.items():
         save(tmp_path, step, model, optimizer, keep_last=1, keep_best=True, val_loss=val_loss)
-        there.append(names(tmp_path))
-    assert there == [[5], [10], [10, 15], [10, 20], [10, 25], [30], [30, 35]]
+        kept.append(names(tmp_path))
+    assert kept == [[5], [10], [10, 15], [10, 20], [10, 25], [30], [30, 35]]
 
 
-def test_a_damaged_one_is_not_the_best(tmp_path):
+def test_a_damaged_checkpoint_is_not_the_best(tmp_path):
     model, optimizer = make(0)
     first = save(tmp_path, 5, model, optimizer, keep_last=1, keep_best=True, val_loss=1.0)
     (first / "state.json").write_text("{")
@@ -49,22 +49,22 @@ def test_a_damaged_one_is_not_the_best(tmp_path):
     assert names(tmp_path) == [10]
 
 
-def test_one_that_may_be_ruined_pushes_none_out(tmp_path):
+def test_an_unconfirmed_checkpoint_evicts_none(tmp_path):
     model, optimizer = make(0)
     save(tmp_path, 5, model, optimizer, keep_last=1)
-    there = []
+    kept = []
     with saver(tmp_path, keep_last=1, keep_best=True) as saves:
         for step, before, val_loss in ((10, 6, 2.0), (15, 6, 1.0), (20, 16, 3.0)):
             saves.confirm(before)
             saves.save(Progress(step=step, val_loss=val_loss), model, optimizer)
             saves.finish()
-            there.append(names(tmp_path))
+            kept.append(names(tmp_path))
         saves.confirm(21)
-    assert there == [[5, 10], [5, 10, 15], [15, 20]]
+    assert kept == [[5, 10], [5, 10, 15], [15, 20]]
     assert names(tmp_path) == [15, 20]  # the best, and the newest
 
 
-def test_a_start_that_saves_nothing_deletes_nothing(tmp_path):
+def test_a_run_that_saves_nothing_deletes_nothing(tmp_path):
     """A finished run may be evaluated again with another run.keep_last."""
     for step in (5, 10, 15):
         save(tmp_path, step, *make(0), keep_last=3)
@@ -73,7 +73,7 @@ def test_a_start_that_saves_nothing_deletes_nothing(tmp_path):
     assert names(tmp_path) == [5, 10, 15]
 
 
-def test_a_best_one_that_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
+def test_nothing_is_deleted_if_the_best_cannot_be_read(tmp_path, monkeypatch):
     model, optimizer = make(0)
     save(tmp_path, 5, model, optimizer, keep_last=1, keep_best=True, val_loss=1.0)
 
@@ -86,16 +86,16 @@ def test_a_best_one_that_cannot_be_read_is_not_deleted(tmp_path, monkeypatch):
     assert names(tmp_path) == [5, 10]
 
 
-def test_steps_that_follow_do_not_change_what_is_saved(tmp_path, monkeypatch):
-    """The copy is made before `save` returns, and nothing else waits for the disk."""
+def test_later_steps_do_not_change_a_save_in_progress(tmp_path, monkeypatch):
+    """`save` copies the state before it returns, and then only writing waits for the disk."""
     model, optimizer = make(0)
     take_steps(model, optimizer, 2)
     was = {name: value.clone() for name, value in model.state_dict().items()}
-    goes_on = threading.Event()
+    may_write = threading.Event()
     write = module.write_checkpoint
 
     def slow(*arguments):
-        assert goes_on.wait(60)
+        assert may_write.wait(60)
         return write(*arguments)
 
     monkeypatch.setattr(module, "write_checkpoint", slow)
@@ -103,7 +103,7 @@ def test_steps_that_follow_do_not_change_what_is_saved(tmp_path, monkeypatch):
         saves.save(Progress(step=2), model, optimizer)
         take_steps(model, optimizer, 3)
         assert latest_checkpoint(tmp_path) is None
-        goes_on.set()
+        may_write.set()
         saves.save(Progress(step=5), model, optimizer)
     saved = Checkpoint.open(checkpoint_folder(tmp_path, 2)).weights()
     for name, value in was.items():
@@ -118,12 +118,12 @@ def limited_files(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
-    finally:  # before pytest writes its own report, into a file perhaps
+    finally:  # before pytest writes its own report, possibly to a file
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("size", [200, 50_000], ids=["of the last file", "of the first"])
-def test_a_full_disk_frees_the_half_and_leaves_the_older_one(tmp_path, size):
+@pytest.mark.parametrize("size", [200, 50_000], ids=["last file", "first file"])
+def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, size):
     model = nn.Linear(4, 4) if size == 200 else nn.Linear(500, 500)
     optimizer = torch.optim.AdamW(model.parameters())
     save(tmp_path, 1, model, optimizer)
@@ -141,14 +141,14 @@ def test_a_full_disk_frees_the_half_and_leaves_the_older_one(tmp_path, size):
     assert latest_checkpoint(tmp_path) == checkpoint_folder(tmp_path, 2)
 
 
-def test_a_full_disk_under_weights_alone(tmp_path):
+def test_a_full_disk_fails_save_model(tmp_path):
     with limited_files(300), pytest.raises(OSError, match="step_00000000 could not be written"):
         save_model(tmp_path, make(0)[0], config={}, tokenizer="a")
     assert latest_checkpoint(tmp_path) is None
 
 
-@pytest.mark.parametrize("what", ["renamed", "deleted", "replaced"])
-def test_a_folder_that_is_gone_is_noticed(tmp_path, what):
+@pytest.mark.parametrize("change", ["renamed", "deleted", "replaced"])
+def test_a_missing_run_folder_is_an_error(tmp_path, change):
     run = tmp_path / "run"
     model, optimizer = make(0)
     run.mkdir()
@@ -157,7 +157,7 @@ def test_a_folder_that_is_gone_is_noticed(tmp_path, what):
         saves.save(Progress(step=1), model, optimizer)
         saves.finish()
         run.rename(tmp_path / "moved")
-        if what == "replaced":
+        if change == "replaced":
             run.mkdir()
         saves.save(Progress(step=2), model, optimizer)
     assert not (run / "checkpoints").exists()
@@ -165,7 +165,7 @@ def test_a_folder_that_is_gone_is_noticed(tmp_path, what):
 
 
 @pytest.mark.parametrize("before", ["clear_unfinished", "write_tensors"])
-def test_a_folder_that_goes_while_it_is_written_is_noticed(tmp_path, monkeypatch, before):
+def test_renaming_the_run_folder_during_a_save_is_an_error(tmp_path, monkeypatch, before):
     run = tmp_path / "run"
     run.mkdir()
     work = getattr(contents, before)
@@ -194,14 +194,14 @@ def save_forever(run, first, steps):
                 steps.send(step - 1)
 
 
-def test_killed_while_saving(tmp_path):
+def test_a_process_killed_while_saving_leaves_a_loadable_checkpoint(tmp_path):
     """Whenever the process dies, a checkpoint loads that is as new as the last reported one."""
     run = tmp_path / "run"
     reported = 0
     for delay in (0.0, 0.003, 0.011, 0.017):
         receiver, sender = multiprocessing.Pipe(duplex=False)
         process = start_process(save_forever, run, reported + 1, sender)
-        sender.close()  # the other process has the only one that is left
+        sender.close()  # the other process keeps the only open copy
         for _ in range(3):
             reported = receiver.recv()
         time.sleep(delay)
@@ -210,9 +210,9 @@ def test_killed_while_saving(tmp_path):
         with suppress(EOFError):
             while True:
                 reported = receiver.recv()
-        found = latest_checkpoint(run)
-        assert found is not None
-        checkpoint = Checkpoint.open(found)
+        newest = latest_checkpoint(run)
+        assert newest is not None
+        checkpoint = Checkpoint.open(newest)
         checkpoint.restore(*make(1), MUST_MATCH, ALONE)
         progress = checkpoint.progress
         assert progress.step >= reported

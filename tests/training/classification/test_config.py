@@ -1,4 +1,4 @@
-"""Objectives that a classifier's run may and may not have."""
+"""Valid and invalid configurations of a classifier's run."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def configured(*overrides: str) -> ClassifyConfig:
     return read_config(ClassifyConfig, ["configs/lra/image.yaml", *overrides])
 
 
-def test_labels_are_what_is_learned_by_default(tmp_path):
+def test_the_default_objective_is_labels(tmp_path):
     config = configured()
     assert (config.objective, config.hidden_share) == ("labels", 0.5)
     masked = configured("objective=masked", "hidden_share=0.15")
@@ -19,7 +19,7 @@ def test_labels_are_what_is_learned_by_default(tmp_path):
     assert read_config(ClassifyConfig, [str(tmp_path / "config.yaml")]) == masked
 
 
-def test_padding_and_hiding_go_together():
+def test_masked_objective_works_with_padded_zeros():
     assert configured("objective=masked", "data.zeros=padding").objective == "masked"
 
 
@@ -29,13 +29,13 @@ def phase_of(context_length: int | None = None, **others: float) -> str:
     return f"data.phases=[{{paths: [x], steps: 1, {values}}}]"
 
 
-def test_phases_may_be_of_shorter_texts():
+def test_phases_may_have_a_shorter_context():
     shorter = read_config(ClassifyConfig, ["configs/lra/text.yaml", phase_of(4096)])
     assert shorter.data.phases[0].context_length == 4096
     assert configured(phase_of(1024), "data.zeros=padding", "model.context_length=700")
 
 
-def test_zeros_may_come_in_little_by_little():
+def test_phases_may_set_a_share_of_zeros():
     assert configured(phase_of(700, zeros_share=0.3)).data.phases[0].zeros_share == 0.3
 
 
@@ -77,12 +77,12 @@ def test_zeros_may_come_in_little_by_little():
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides: list[str], message: str):
+def test_invalid_combinations_are_refused(overrides: list[str], message: str):
     with pytest.raises(ConfigError, match=message):
         configured(*overrides)
 
 
-def test_examples_that_are_not_prepared(tmp_path):
+def test_missing_data_names_the_commands_that_prepare_it(tmp_path):
     folders = [str(tmp_path / name) for name in ("image", "pathfinder32-length2")]
     alone = configured(f"data.path={folders[0]}")
     command = "python -m scripts.prepare_lra"

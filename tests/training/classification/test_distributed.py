@@ -1,4 +1,4 @@
-"""The classifier's trainer in two processes, against one."""
+"""The classifier's trainer on two processes, compared with one."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def two_processes(*arguments: str) -> None:
-    """Run Python with these arguments in two processes of a group."""
+    """Run Python with these arguments in a group of two processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
         [*command, *arguments], capture_output=True, text=True,
@@ -32,10 +32,10 @@ def two_processes(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def same_losses(one: Path, other: Path) -> None:
-    these, those = losses(one), losses(other)
-    assert these.keys() == those.keys()
-    np.testing.assert_allclose(list(these.values()), list(those.values()), rtol=1e-5)
+def assert_same_losses(one: Path, other: Path) -> None:
+    first, second = losses(one), losses(other)
+    assert first.keys() == second.keys()
+    np.testing.assert_allclose(list(first.values()), list(second.values()), rtol=1e-5)
 
 
 CAUSAL = ["objective=causal", "data.zeros=tokens", "data.phases=[]", "model.context_length=256"]
@@ -43,42 +43,42 @@ CAUSAL = ["objective=causal", "data.zeros=tokens", "data.phases=[]", "model.cont
 
 @pytest.mark.distributed
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["labels", "causal", "zeros that come in"])
-def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path, what: str):
+@pytest.mark.parametrize("variant", ["labels", "causal", "zeros that come in"])
+def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path, variant: str):
     changes = {"labels": [], "causal": CAUSAL, "zeros that come in": zeros_come_in(tmp_path)}
-    options = [*CPU, "model.attention_dropout=0", "optim.max_steps=12", *changes[what]]
+    options = [*CPU, "model.attention_dropout=0", "optim.max_steps=12", *changes[variant]]
     main([str(config), *options])
     two = tmp_path / "two"
     two_processes("train.py", str(config), *options, f"run.out_dir={two}")
-    same_losses(tmp_path / "run", two)
+    assert_same_losses(tmp_path / "run", two)
     assert '"world_size": 2' in (two / "environments.json").read_text()
-    if what != "causal":
+    if variant != "causal":
         logits = [np.load(run / TEST_LOGITS) for run in (two, tmp_path / "run")]
         np.testing.assert_allclose(*logits, atol=1e-4)
 
 
-NOTING = """
+RECORDER = """
 import os, sys, torch, train, training.classification.task as task
 
-seen, answer_loss = [], task.answer_loss
+batches, answer_loss = [], task.answer_loss
 
-def noting(*arguments):
-    seen.append([x.clone() for x in arguments[-1]])
+def recorded_loss(*arguments):
+    batches.append([x.clone() for x in arguments[-1]])
     return answer_loss(*arguments)
 
-task.answer_loss = noting
+task.answer_loss = recorded_loss
 train.main(sys.argv[2:])
-torch.save(seen, sys.argv[1] + os.environ.get("RANK", "0"))
+torch.save(batches, sys.argv[1] + os.environ.get("RANK", "0"))
 """
-"""Trains, and keeps the batches that this process was given."""
+"""Program that trains and saves the batches of its process."""
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_two_processes_share_the_batches_of_joined_sets(config: Path, tmp_path: Path):
-    (tmp_path / "noting.py").write_text(NOTING)
+    (tmp_path / "recorder.py").write_text(RECORDER)
     options = [str(config), *CPU, "model.attention_dropout=0", "optim.max_steps=7"]
-    program, two = str(tmp_path / "noting.py"), f"run.out_dir={tmp_path / 'two'}"
+    program, two = str(tmp_path / "recorder.py"), f"run.out_dir={tmp_path / 'two'}"
     alone = [sys.executable, program, str(tmp_path / "alone"), *options]
     subprocess.run(alone, check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
     two_processes(program, str(tmp_path / "rank"), *options, two)
@@ -99,4 +99,4 @@ def test_two_processes_share_the_batches_of_joined_sets(config: Path, tmp_path: 
     whole = examples("alone0")
     assert [len(rows) for rows in whole] == [8] * 5 + [16] * 2
     assert whole == examples("rank0", "rank1")
-    same_losses(tmp_path / "run", tmp_path / "two")
+    assert_same_losses(tmp_path / "run", tmp_path / "two")

@@ -1,4 +1,4 @@
-"""Questions about labels and tokens, against the same written out."""
+"""Targets and losses of each objective, compared with plain loops."""
 
 import math
 from functools import partial
@@ -32,13 +32,13 @@ def logits_of(question: Question) -> torch.Tensor:
 
 
 def by_hand(logits: torch.Tensor, answers: torch.Tensor) -> tuple[float, float]:
-    """Cross-entropy of one answer, and whether it is right."""
+    """Cross-entropy of one answer, and 1 if the answer is the most likely one."""
     values = [value.item() for value in logits]
     loss = math.log(sum(math.exp(value) for value in values)) - values[int(answers)]
     return loss, float(max(range(len(values)), key=values.__getitem__) == int(answers))
 
 
-def test_marks_of_labels() -> None:
+def test_sums_of_labels() -> None:
     *inputs, labels = batch()
     question = ask_labels((*inputs, labels))
     assert all(one is other for one, other in zip(question.inputs, inputs, strict=True))
@@ -47,7 +47,7 @@ def test_marks_of_labels() -> None:
     marks = question.sums(logits)
     expected = [(*by_hand(logits[i], question.targets[i]), 1.0) for i in range(R)]
     torch.testing.assert_close(marks, torch.tensor(expected).T)
-    # as before there were other questions: the gradient of the mean
+    # the gradient is exactly that of the mean cross-entropy
     (marks[0].sum() / marks[2].sum()).backward()
     again = logits.detach().clone().requires_grad_()
     F.cross_entropy(again, question.targets).backward()
@@ -56,7 +56,7 @@ def test_marks_of_labels() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
 @pytest.mark.parametrize("lengths", [LENGTHS, None])
-def test_marks_of_following_tokens(lengths: torch.Tensor | None, dtype: torch.dtype) -> None:
+def test_sums_of_following_tokens(lengths: torch.Tensor | None, dtype: torch.dtype) -> None:
     tokens, *_ = batch(dtype=dtype)
     question = ask_following(batch(lengths=lengths, dtype=dtype))
     assert torch.equal(question.inputs[0], tokens)  # pyright: ignore
@@ -73,7 +73,7 @@ def test_marks_of_following_tokens(lengths: torch.Tensor | None, dtype: torch.dt
 
 @pytest.mark.parametrize("numbers", [None, torch.arange(R)])
 @pytest.mark.parametrize("lengths", [LENGTHS, None])
-def test_marks_of_hidden_tokens(lengths: torch.Tensor | None, numbers: torch.Tensor | None) -> None:
+def test_sums_of_hidden_tokens(lengths: torch.Tensor | None, numbers: torch.Tensor | None) -> None:
     tokens, _, places, _ = batch()
     question = partial(ask_hidden, share=0.5)(batch(lengths=lengths), numbers)
     *inputs, hidden = question.inputs
@@ -93,7 +93,7 @@ def test_marks_of_hidden_tokens(lengths: torch.Tensor | None, numbers: torch.Ten
     assert torch.equal(logits.grad.abs().amax(-1) > 0, hidden)
 
 
-def test_what_training_hides_comes_from_the_generator() -> None:
+def test_hidden_tokens_in_training_follow_the_generator() -> None:
     torch.manual_seed(3)
     first, second = (partial(ask_hidden, share=0.5)(batch(), None).inputs[3] for _ in range(2))
     torch.manual_seed(3)
@@ -108,7 +108,9 @@ def rows(n: int, length: int = 64) -> Any:
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.9])
 @pytest.mark.parametrize("numbers", [None, torch.arange(400)])
-def test_the_share_is_hidden_evenly(share: float, numbers: torch.Tensor | None) -> None:
+def test_hidden_tokens_are_independent_with_the_given_share(
+    share: float, numbers: torch.Tensor | None
+) -> None:
     hidden = partial(ask_hidden, share=share)(rows(400), numbers).inputs[3]
     assert hidden is not None
     hidden = hidden.double()
@@ -119,14 +121,14 @@ def test_the_share_is_hidden_evenly(share: float, numbers: torch.Tensor | None) 
         assert abs((one * other).mean() - share**2) < 5 * share / math.sqrt(one.numel())
 
 
-def test_what_is_hidden_of_an_example_depends_on_its_number_alone() -> None:
+def test_hidden_tokens_depend_only_on_the_example_number() -> None:
     ask = partial(ask_hidden, share=0.5)
 
     def hidden(numbers: list[int], documents: int = 1) -> torch.Tensor:
         question = ask(rows(len(numbers) * documents), torch.tensor(numbers))
-        found = question.inputs[3]
-        assert found is not None
-        return found
+        mask = question.inputs[3]
+        assert mask is not None
+        return mask
 
     whole = hidden(list(range(10)))
     assert torch.equal(hidden([7, 2, 7]), whole[[7, 2, 7]])
@@ -141,7 +143,7 @@ def test_what_is_hidden_of_an_example_depends_on_its_number_alone() -> None:
 PINNED = [0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 0, 0, 1]
 
 
-def test_objectives_have_their_questions() -> None:
+def test_make_ask_selects_the_question() -> None:
     assert make_ask("labels", 0.5) is ask_labels
     assert make_ask("causal", 0.5) is ask_following
     masked = make_ask("masked", 0.25)

@@ -21,7 +21,7 @@ ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 
 
 class Lookup(nn.Module):
-    """Logits are what a batch says."""
+    """Model that returns its input as the logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ def test_every_example_counts_once(batch_size: int) -> None:
 
 @pytest.mark.parametrize("documents", [1, 2])
 @pytest.mark.parametrize("ask", [ask_following, partial(ask_hidden, share=0.5)])
-def test_every_token_that_is_asked_for_counts_once(ask, documents: int) -> None:
-    """The same in whatever batches; by the logits of all rows at once."""
+def test_every_target_token_counts_once(ask, documents: int) -> None:
+    """Any batch size gives the scores of all rows in one batch."""
     n, length = 7, 12
     rows = torch.randint(0, 5, (n, documents, length))
     lengths = torch.randint(1, length + 1, (n, documents), dtype=torch.int32)
@@ -63,7 +63,7 @@ def test_every_token_that_is_asked_for_counts_once(ask, documents: int) -> None:
         vocab_size=5, n_classes=2, context_length=length, n_embd=8, n_inner=8, documents=documents
     )
     model = TokenPredictor(config, causal=ask is ask_following)
-    nn.init.normal_(model.tokens_out.weight)  # else all are nearly as likely
+    nn.init.normal_(model.tokens_out.weight)  # otherwise all tokens are nearly equally likely
 
     def batch(numbers):
         return rows[numbers].flatten(0, 1), lengths[numbers].flatten(), None, numbers
@@ -82,7 +82,7 @@ def test_every_token_that_is_asked_for_counts_once(ask, documents: int) -> None:
         assert found.accuracy == pytest.approx(accuracy)
 
 
-def test_best_weights_come_back(tmp_path: Path) -> None:
+def test_best_weights_round_trip(tmp_path: Path) -> None:
     assert best_so_far(tmp_path) is None
     with pytest.raises(FileNotFoundError, match=r"has no best.safetensors. Give the folder"):
         read_best(tmp_path)
@@ -119,6 +119,6 @@ def test_damaged_best_weights_are_named(tmp_path: Path, damage: str) -> None:
             read(tmp_path)
 
 
-def test_best_weights_of_before_have_no_sum(tmp_path: Path) -> None:
+def test_best_weights_of_older_runs_have_no_checksum(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / BEST, {"step": "4", "val_accuracy": "0.5"})
     assert best_so_far(tmp_path) == (4, 0.5)

@@ -1,4 +1,4 @@
-"""One step of a classifier's training, against the same written out."""
+"""One training step of a classifier, compared with plain PyTorch."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -28,7 +28,7 @@ def finite_steps(model, grad_clip=0.0):
 
 
 def make_step(model, finite, ask=ask_labels):
-    """A step on one batch, which is not of tensors alone."""
+    """Training step on one batch, whose parts may be None."""
 
     def step(batch):
         def loss_of(model, _):
@@ -50,7 +50,7 @@ class Linear(nn.Module):
 
 
 @pytest.mark.parametrize("grad_clip", [0.0, 0.05])
-def test_steps_are_those_written_out(grad_clip: float) -> None:
+def test_steps_match_plain_pytorch(grad_clip: float) -> None:
     model, other = Linear(), Linear()
     others = torch.optim.SGD(other.parameters(), lr=0.5)
     finite = finite_steps(model, grad_clip)
@@ -80,7 +80,7 @@ def test_steps_are_those_written_out(grad_clip: float) -> None:
 
 
 class Bigrams(nn.Module):
-    """Logits of a token from the one at its place, from another table where it is hidden."""
+    """Logits looked up from the token at each position, in a second table where it is hidden."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_the_loss_of_a_step_is_the_mean_over_its_targets(ask) -> None:
     torch.testing.assert_close(model.table, other.table - 0.5 * other.table.grad)
 
 
-def test_a_batch_in_which_nothing_is_asked_for_changes_nothing() -> None:
+def test_a_batch_without_targets_changes_nothing() -> None:
     model, before = Bigrams(), Bigrams().table
     finite = finite_steps(model)
     step = make_step(model, finite, ask_following)
@@ -129,7 +129,7 @@ EXAMPLES = torch.arange(8)
 
 
 def train_on(processes, objective: str, n_steps: int = 2):
-    """Weights and window after steps on this process's part of eight rows of different lengths."""
+    """Train on this process's share of eight rows of different lengths; return weights, window."""
     model = Linear() if objective == "labels" else Bigrams()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
     finite = FiniteSteps(optimizer, processes, ["loss", "accuracy"], grad_clip=1.0)
@@ -165,7 +165,7 @@ def compare_with_one_process(folder) -> None:
 
 
 @pytest.mark.distributed
-def test_two_processes_of_unequal_answers_step_as_one_does(tmp_path) -> None:
+def test_two_processes_with_unequal_targets_match_one(tmp_path) -> None:
     alone = Processes(rank=0, world_size=1, device=torch.device("cpu"))
     for objective in ASKS:
         torch.save(train_on(alone, objective), tmp_path / f"{objective}.pt")

@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> Path:
-    """A configuration for pairs of documents, each of which is one of 16 bytes again and again."""
+    """Configuration of a task on pairs of documents, each of one repeated byte out of 16."""
     generator = np.random.default_rng(0)
     manifest = Manifest(
         task="pairs", kind="sequences", vocab_size=257, n_classes=2, max_length=24,
@@ -76,29 +76,27 @@ def without_time(values: dict[str, float]) -> dict[str, float]:
 
 @each_device
 def test_learns_and_tests_the_best_weights(config: Path, tmp_path: Path, options: list[str]):
-    found = main([str(config), *options, "optim.max_steps=64"])
+    result = main([str(config), *options, "optim.max_steps=64"])
     run = tmp_path / "run"
-    assert found["test_accuracy"] > 0.8 and np.load(run / TEST_LOGITS).shape == (25, 2)
+    assert result["test_accuracy"] > 0.8 and np.load(run / TEST_LOGITS).shape == (25, 2)
     records = [r for r in read_metrics(run) if "val_accuracy" in r]
     assert [r["step"] for r in records] == list(range(8, 65, 8))
     best = max(r["val_accuracy"] for r in records)
     last = records[-1]
     assert last["best_val_accuracy"] == best
     assert last["best_step"] == next(r["step"] for r in records if r["val_accuracy"] == best)
-    assert (last["test_accuracy"], last["test_examples"]) == (found["test_accuracy"], 25)
+    assert (last["test_accuracy"], last["test_examples"]) == (result["test_accuracy"], 25)
     assert all("test_accuracy" not in r for r in records[:-1])
     assert last["examples"] == 5 * 8 + 59 * 16
 
 
 @each_device
 @pytest.mark.parametrize(
-    "what", ["labels", "masked", pytest.param("zeros that come in", marks=pytest.mark.slow)]
+    "variant", ["labels", "masked", pytest.param("zeros that come in", marks=pytest.mark.slow)]
 )
-def test_stopping_and_going_on_changes_no_loss(
-    config: Path, tmp_path: Path, options: list[str], what: str
-):
-    coming_in = what == "zeros that come in"
-    options = [*options, *(zeros_come_in(tmp_path) if coming_in else [f"objective={what}"])]
+def test_resuming_changes_no_loss(config: Path, tmp_path: Path, options: list[str], variant: str):
+    with_phases = variant == "zeros that come in"
+    options = [*options, *(zeros_come_in(tmp_path) if with_phases else [f"objective={variant}"])]
     whole = main([str(config), *options, f"run.out_dir={tmp_path / 'whole'}"])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -123,16 +121,16 @@ def test_learns_tokens_and_then_labels(
     """All bytes of a document are equal, so one of them predicts the others."""
     options = [str(pairs), *options, "run.compile=false"]
     first, second = tmp_path / "run", tmp_path / "second"
-    found = main([*options, f"objective={objective}"])
+    result = main([*options, f"objective={objective}"])
     assert losses(first)[1] > 0.9 * math.log(257)
     records = [r for r in read_metrics(first) if "val_accuracy" in r]
     assert [r["step"] for r in records] == [20, 40, 60]
     assert max(r["val_accuracy"] for r in records) > 0.9
-    assert found["test_loss"] < 1 and found["test_accuracy"] > 0.9
-    assert records[-1]["test_accuracy"] == found["test_accuracy"]
+    assert result["test_loss"] < 1 and result["test_accuracy"] > 0.9
+    assert records[-1]["test_accuracy"] == result["test_accuracy"]
     assert records[-1]["test_examples"] == 25
     assert not (first / TEST_LOGITS).exists()
-    # its weights are where labels begin
+    # a run on labels starts from its weights
     labels = [*options, f"run.init_from={first}", f"run.out_dir={second}"]
     main([*labels, "optim.lr=1e-12", "optim.max_steps=3", "optim.weight_decay=0"])
     learned, start = read_best(first), read_best(second)
@@ -145,18 +143,18 @@ def test_learns_tokens_and_then_labels(
     assert tuned["test_accuracy"] > 0.8
 
 
-def test_pixels_are_predicted_at_their_places(config: Path, tmp_path: Path):
+def test_pixels_are_predicted_at_their_positions(config: Path, tmp_path: Path):
     """Curriculum of joined sets without zero pixels: only grey levels have to be predicted."""
     for seed in range(2):
         folder = make_dots(tmp_path / f"one_grey_{seed}", seed=seed, grey=77)
     phases = f"data.phases=[{{paths: ['{folder}', '{folder.parent / 'one_grey_0'}'], steps: 5}}]"
-    found = main([str(config), *CPU, "objective=masked", f"data.path={folder}", phases,
+    result = main([str(config), *CPU, "objective=masked", f"data.path={folder}", phases,
                   "optim.lr=3e-2", "optim.max_steps=40"])  # fmt: skip
-    assert found["test_loss"] < 1 and found["test_accuracy"] == 1
+    assert result["test_loss"] < 1 and result["test_accuracy"] == 1
 
 
 @pytest.mark.gpu
-def test_a_captured_step_is_the_step(config: Path, tmp_path: Path, monkeypatch):
+def test_a_captured_step_equals_the_plain_one(config: Path, tmp_path: Path, monkeypatch):
     options = [str(config), *GPU, "model.attention_dropout=0"]
     main([*options, f"run.out_dir={tmp_path / 'captured'}"])
     plain = train.GraphedStep
@@ -185,7 +183,7 @@ def test_starts_with_the_best_weights_of_another_run(config: Path, tmp_path: Pat
               "model.n_inner=8"])  # fmt: skip
 
 
-def test_only_the_same_run_goes_on(config: Path, tmp_path: Path):
+def test_resuming_with_other_settings_is_refused(config: Path, tmp_path: Path):
     arguments = [str(config), *CPU, "optim.max_steps=8"]
     main(arguments)
     for change in (
@@ -199,16 +197,16 @@ def test_only_the_same_run_goes_on(config: Path, tmp_path: Path):
         main(arguments)
 
 
-def test_weights_of_a_start_without_a_checkpoint_do_not_count(config: Path, tmp_path: Path):
+def test_best_weights_without_a_checkpoint_are_ignored(config: Path, tmp_path: Path):
     (tmp_path / "run").mkdir()
     stale = torch.nn.Linear(1, 1)
     save_best(tmp_path / "run", stale, 8, 1.0)  # better than any can be
-    found = main([str(config), *CPU, "optim.max_steps=8"])
-    assert found["test_examples"] == 25
+    result = main([str(config), *CPU, "optim.max_steps=8"])
+    assert result["test_examples"] == 25
     assert "tok_emb.weight" in read_best(tmp_path / "run")
 
 
-def test_learned_positions_grow_gridwise(config: Path, tmp_path: Path):
+def test_learned_positions_are_upsampled_to_a_larger_grid(config: Path, tmp_path: Path):
     options = [*CPU, "data.phases=[]", "model.embedding=learned", "optim.max_steps=3"]
     main([str(config), *options])
     small = read_best(tmp_path / "run")["pos_emb"]
@@ -225,7 +223,7 @@ def test_learned_positions_grow_gridwise(config: Path, tmp_path: Path):
 def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeypatch, request):
     """More shapes than the recompile limit of PyTorch, which a run raises."""
     torch._dynamo.reset()
-    request.addfinalizer(torch._dynamo.reset)  # what is compiled here counts for other tests too
+    request.addfinalizer(torch._dynamo.reset)  # graphs compiled here would count in other tests
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     phases = ", ".join(
         f"{{paths: ['{tmp_path / 'dots'}'], steps: 1, batch_size: {n}}}" for n in (2, 4, 6, 8)
@@ -268,12 +266,12 @@ def test_a_process_may_train_many_models(config: Path, tmp_path: Path, monkeypat
         ("data.val_examples=0", r"data.val_examples=0 must be at least 1"),
     ],
 )
-def test_what_cannot_work_is_refused(config: Path, override: str, message: str):
+def test_invalid_settings_are_refused(config: Path, override: str, message: str):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         main([str(config), *CPU, override])
 
 
-def test_all_pixels_need_their_number(config: Path):
+def test_all_pixels_need_a_matching_context_length(config: Path):
     with pytest.raises(ValueError, match=r"model.context_length=24 must be 256 .* 16 x 16 pixels"):
         main([str(config), *CPU, "data.phases=[]", "data.zeros=tokens"])
 
@@ -291,7 +289,7 @@ def test_evaluated_images_with_too_many_pixels_are_refused(config: Path, tmp_pat
               "optim.max_steps=8", "run.eval_every=4"])  # fmt: skip
 
 
-def test_metrics_are_json_of_numbers(config: Path, tmp_path: Path):
+def test_metrics_contain_only_numbers(config: Path, tmp_path: Path):
     main([str(config), *CPU, "optim.max_steps=8"])
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         assert all(isinstance(value, int | float) for value in json.loads(line).values())

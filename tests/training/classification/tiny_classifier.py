@@ -6,7 +6,7 @@ from experiments.reliability.dots import SIZE
 
 
 def zeros_come_in(folder: Path) -> list[str]:
-    """Overrides of `make_config(folder)`: all pixels are tokens in the end, some zeros before."""
+    """Overrides of `make_config(folder)`: phases with some of the zero pixels, then all pixels."""
     room = SIZE * SIZE
     phases = (
         f"{{paths: ['{folder / 'dots'}'], steps: 5, zeros_share: {share}, "

@@ -19,17 +19,17 @@ def vocab_size(*arguments):
     return load_config([*map(str, arguments)]).model.vocab_size
 
 
-def test_vocabulary_is_that_of_the_data(corpus, entries):
+def test_vocab_size_comes_from_the_data(corpus, entries):
     assert vocab_size(QUICKSTART, f"data.path={corpus}") == entries
 
 
-def test_vocabulary_that_is_given_is_kept(corpus, tmp_path):
+def test_a_given_vocab_size_is_kept(corpus, tmp_path):
     assert vocab_size(QUICKSTART, f"data.path={corpus}", "model.vocab_size=9") == 9
     (tmp_path / "manifest.json").write_text("damaged, and not read")
     assert vocab_size(QUICKSTART, f"data.path={tmp_path}", "model.vocab_size=9") == 9
 
 
-def test_where_no_data_are_prepared(tmp_path):
+def test_missing_or_damaged_data_is_refused(tmp_path):
     config = load_config([QUICKSTART, f"data.path={tmp_path / 'none'}"])
     assert config.model.vocab_size == 50_257
     with pytest.raises(FileNotFoundError) as error:
@@ -45,11 +45,11 @@ def test_where_no_data_are_prepared(tmp_path):
         load_config([QUICKSTART, f"data.path={tmp_path}"])
 
 
-def test_prepared_data(corpus):
+def test_prepared_data_passes_the_check(corpus):
     load_config([QUICKSTART, f"data.path={corpus}"]).check_prepared()
 
 
-def test_no_path_at_all(tmp_path):
+def test_a_missing_data_path_is_refused(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("model: {}\ndata: {}\nrun: {out_dir: x}\n"
                     "optim: {max_steps: 1, batch_tokens: 1024, micro_batch_size: 1}\n")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A training step: micro-batches against one batch, and captured against plain."""
+"""A training step: micro-batches compared with one batch, captured with plain steps."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ CONTEXT = 32
 
 
 def make(device="cpu", *, grad_clip=1.0, dtype="float32", **config):
-    """A tiny GPT, the means of its steps, and its step."""
+    """Build a tiny GPT, the `FiniteSteps` that averages its losses, and its step."""
     device = torch.device(device)
     torch.manual_seed(0)
     shape = {"vocab_size": 61, "context_length": CONTEXT, "n_layer": 2, "n_head": 2, "n_embd": 32}
@@ -34,7 +34,7 @@ def make(device="cpu", *, grad_clip=1.0, dtype="float32", **config):
 
 
 def batches(n_steps, n_micro_batches, *, documents=False):
-    """Micro-batches of two rows: tokens, targets and, if wanted, where documents start."""
+    """Micro-batches of two rows: tokens, targets and, optionally, document starts."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(n_steps):
         shape = n_micro_batches, 2, CONTEXT + 1
@@ -46,7 +46,7 @@ def batches(n_steps, n_micro_batches, *, documents=False):
 
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("grad_clip", [0.0, 0.05])
-def test_micro_batches_take_the_step_of_one_batch(documents, grad_clip):
+def test_micro_batches_match_one_batch(documents, grad_clip):
     model, finite, step = make(grad_clip=grad_clip)
     other = make()[0]
     others = torch.optim.AdamW(other.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
@@ -77,13 +77,17 @@ def test_micro_batches_take_the_step_of_one_batch(documents, grad_clip):
     [
         ("reference", "cpu"),
         pytest.param("reference", "cuda", marks=pytest.mark.gpu),
-        pytest.param("triton", "cuda", marks=pytest.mark.gpu),  # interpreted, it rounds otherwise
+        pytest.param(
+            "triton", "cuda", marks=pytest.mark.gpu
+        ),  # rounds differently when interpreted
     ],
 )
 def test_cached_casts_change_no_bit(impl, device):
-    """Casts that the optimizer writes, or that are made each step; and weights that change in
-    between, as those of a checkpoint do."""
-    found = []
+    """Casts written by the optimizer equal casts made in each step.
+
+    The weights also change between two steps, as when a checkpoint is loaded.
+    """
+    results = []
     for keep in (False, True):
         model, finite, step = make(device, dtype="bfloat16")
         finite.optimizer._impl = impl
@@ -97,17 +101,17 @@ def test_cached_casts_change_no_bit(impl, device):
                             parameter.mul_(0.9)
                 take(*(part.to(device) for part in micro_batches))
                 losses.append(finite.read().means["loss"])
-        found.append((losses, nn.utils.parameters_to_vector(model.parameters())))
-    (plain, weights), (kept, others) = found
+        results.append((losses, nn.utils.parameters_to_vector(model.parameters())))
+    (plain, weights), (kept, others) = results
     assert plain == kept
     assert torch.equal(weights, others)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_captured_step_is_the_plain_one(dropout):
-    """Bit for bit, under accumulation, dropout and a learning rate that changes."""
-    found = []
+def test_a_captured_step_equals_the_plain_one(dropout):
+    """Bit for bit, with gradient accumulation, dropout and a changing learning rate."""
+    results = []
     for capture in (False, True):
         model, finite, step = make("cuda", dropout=dropout, attention_dropout=dropout)
         take = GraphedStep(step, finite.optimizer, torch.device("cuda"), capture=capture)
@@ -117,14 +121,14 @@ def test_a_captured_step_is_the_plain_one(dropout):
                 set_learning_rate(finite.optimizer, 1e-2 / (1 + number))
                 take(*micro_batches)
                 losses.append(finite.read().means["loss"])
-        found.append((losses, nn.utils.parameters_to_vector(model.parameters())))
-    (plain, weights), (captured, others) = found
+        results.append((losses, nn.utils.parameters_to_vector(model.parameters())))
+    (plain, weights), (captured, others) = results
     assert plain == captured
     assert torch.equal(weights, others)
 
 
 @pytest.mark.gpu
-def test_nothing_waits_for_the_gpu():
+def test_steps_do_not_synchronize_with_the_gpu():
     _, finite, step = make("cuda")
     take = GraphedStep(step, finite.optimizer, torch.device("cuda"))
     steps = [*batches(8, 2)]

@@ -19,7 +19,7 @@ def task(corpus):
     return LanguageTask(config, CPU)
 
 
-def test_a_perplexity_that_is_no_float_is_not_told(task, monkeypatch):
+def test_a_perplexity_that_overflows_is_not_reported(task, monkeypatch):
     for loss, expected in ((4.0, math.exp(4)), (700.0, math.exp(700)), (800.0, None)):
         monkeypatch.setattr("training.language.task.evaluate", lambda *_, loss=loss: (loss, 1))
         assert task.validate(task.model, 0, Stop(CPU)).values["val_perplexity"] == expected

@@ -25,7 +25,7 @@ class Constant(nn.Module):
         return targets[targets != -100].sum().float()
 
 
-def test_weighs_tokens_not_batches():
+def test_the_mean_is_over_tokens_not_batches():
     model = Constant()
     batches = [
         (torch.zeros(1, 3, dtype=torch.int64), torch.tensor([[1, 2, 3]]), None),
@@ -44,7 +44,7 @@ def test_the_mode_of_the_model_is_restored(training):
 
 
 class Spy(nn.Module):
-    """A model that keeps what it is called with, and in which state of torch."""
+    """Model that records its document starts and the gradient and autocast state of each call."""
 
     def __init__(self):
         super().__init__()
@@ -66,8 +66,8 @@ def test_documents_and_autocast_reach_the_model_and_gradients_do_not():
     assert first == second == [False, torch.bfloat16]
 
 
-def test_batches_are_added_up_in_double_precision():
+def test_losses_are_summed_in_double_precision():
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     batches = [(tokens, torch.tensor([targets]), None) for targets in ([2**24, 0], [1, 0], [1, 0])]
     loss, _ = evaluate(Constant(), batches, ALONE, nullcontext)
-    assert loss == (2**24 + 2) / 6  # in single precision 2^24 + 1 is 2^24
+    assert loss == (2**24 + 2) / 6  # in single precision, 2^24 + 1 rounds to 2^24
