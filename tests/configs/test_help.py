@@ -73,11 +73,11 @@ def terminal(monkeypatch):
     monkeypatch.setattr("configs.help._KEY_COLUMNS", 24)
 
 
-def test_defaults():
+def test_help_shows_defaults():
     assert settings_help(Schema, TEXT, usage="it CONFIG") == DEFAULTS
 
 
-def test_values_of_a_configuration():
+def test_help_shows_the_values_of_a_configuration():
     section = Section(path="there", inner=Inner(size=4), items=[Item(steps=2)])
     shown = settings_help(Schema, TEXT, usage="it CONFIG", config=Schema(kind="b", section=section))
     expected = DEFAULTS
@@ -93,7 +93,7 @@ def test_values_of_a_configuration():
     assert shown == expected
 
 
-def test_lines_are_as_wide_as_the_terminal_and_no_wider_than_can_be_read(monkeypatch):
+def test_line_width_follows_the_terminal_up_to_a_limit(monkeypatch):
     for columns, widest in ((50, 48), (400, 100)):
         monkeypatch.setenv("COLUMNS", str(columns))
         lines = settings_help(Schema, TEXT, usage="it").splitlines()

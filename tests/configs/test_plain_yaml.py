@@ -31,10 +31,10 @@ from configs.plain_yaml import MAX_BYTES, YamlError, dump, load, parse
         ("[0.9, {a: b}]", [0.9, {"a": "b"}]),
     ],
 )
-def test_a_value_is_what_it_looks_like(text, value):
-    found = parse(text).values
-    assert found == value
-    assert type(found) is type(value)
+def test_scalars_have_the_type_they_look_like(text, value):
+    actual = parse(text).values
+    assert actual == value
+    assert type(actual) is type(value)
 
 
 def test_each_key_has_a_line():
@@ -65,17 +65,17 @@ def test_each_key_has_a_line():
         ("{a: " * 100_000, "line 1 is nested more than 12 deep"),
     ],
 )
-def test_what_is_not_plain_is_refused_and_not_quoted(text, reason):
+def test_yaml_that_is_not_plain_is_refused_and_not_quoted(text, reason):
     with pytest.raises(YamlError, match=reason) as error:
         parse(text)
     assert "s3cr3t" not in str(error.value)
-    assert error.value.__cause__ is None  # it would be printed with -X dev
+    assert error.value.__cause__ is None  # a cause would be printed with -X dev
 
 
-def test_files_that_are_not_text(tmp_path):
+def test_encoding_and_size_of_files(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_bytes(b"\xef\xbb\xbfa: 1\n")
-    assert load(path).values == {"a": 1}  # as some editors write UTF-8
+    assert load(path).values == {"a": 1}  # some editors write UTF-8 with a byte order mark
     path.write_bytes(b"a: \xff\n")
     with pytest.raises(YamlError, match="byte 3 is not UTF-8"):
         load(path)
@@ -85,7 +85,7 @@ def test_files_that_are_not_text(tmp_path):
         load(path)
 
 
-def test_what_is_written_is_read_back():
+def test_dump_round_trips():
     texts = ["no", "1e-3", "1:30", "8", "~", "", "inf", "a: b # c", "é", "true", "1_0", " x ", "-"]
     values = {"texts": texts, "again": texts, "numbers": [1e-8, 6e-4, 1e22, 8, float("inf")],
               "others": [True, None, [], {"x": [{"path": "a"}]}]}  # fmt: skip

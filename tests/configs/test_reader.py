@@ -22,7 +22,7 @@ def test_every_file_loads(path, tmp_path):
     assert from_yaml(TrainConfig, to_yaml(config)) == config
 
 
-def test_yaml_of_an_older_run_has_defaults_and_that_of_a_newer_one_is_refused():
+def test_older_yaml_gets_defaults_and_newer_yaml_is_refused():
     config = load_config([QUICKSTART])
     lines = to_yaml(config).splitlines()
     older = [line for line in lines if "document_mask" not in line]
@@ -162,14 +162,14 @@ def test_errors_name_the_field(argv, message):
         ("\xff\xfe", "must be a YAML file"),
     ],
 )
-def test_files_that_are_not_configurations(tmp_path, text, message):
+def test_files_that_are_not_configurations_are_refused(tmp_path, text, message):
     path = tmp_path / "a=b.yaml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=message):
         load_config([str(path)])
 
 
-def test_a_file_of_another_task_is_named_as_such():
+def test_a_file_of_another_task_is_refused():
     image = str(ROOT / "configs/lra/image.yaml")
     with pytest.raises(ConfigError, match=r"image.yaml, line \d+: task must be language$"):
         load_config([image])

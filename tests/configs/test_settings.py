@@ -50,7 +50,7 @@ def test_keys_types_defaults_and_docstrings():
     assert all(key == setting.key for key, setting in settings.items())
 
 
-def test_values_as_on_the_command_line():
+def test_format_value_matches_the_command_line():
     values = 1e-8, True, None, "a b", (0.9, 0.95), [{"a": 1}]
     assert [format_value(value) for value in values] == [
         "1e-08", "true", "null", "a b", "[0.9,0.95]", '[{"a":1}]'

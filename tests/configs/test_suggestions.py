@@ -57,6 +57,6 @@ def test_suggestions_across_tasks():
 def test_other_names_lead_to_settings():
     ours = {key.rpartition(".")[2] for key in {*GPT, *CLASSIFIER}}
     assert OTHER_NAMES.keys() <= ours
-    # only one of a GPT's settings is also another name, with another meaning here
+    # only one setting of a GPT is also listed as another name, with a different meaning
     others = set(chain(*OTHER_NAMES.values()))
     assert {key.rpartition(".")[2] for key in GPT} & others == {"block_size"}

@@ -22,19 +22,19 @@ def stream(corpus):
 
 @pytest.fixture(scope="module")
 def base(stream):
-    """Losses of a model: some of each token's own."""
+    """Random losses of a model, one per token."""
     return np.random.default_rng(0).gamma(2.0, 1.5, len(stream))
 
 
 @pytest.fixture
 def scored(stream, tmp_path):
-    """Make a run of known losses."""
+    """Factory of runs with known losses."""
     return partial(known_losses.made_up_run, stream, tmp_path)
 
 
 @pytest.fixture
 def opened(tmp_path):
-    """A run that was never trained, for what needs no weights."""
+    """Factory of untrained runs, for tests that need no weights."""
 
     def make(name, *overrides, step=3, gpu_hours=0.5):
         folder = tmp_path / name
@@ -53,7 +53,7 @@ def opened(tmp_path):
 
 @pytest.fixture
 def train(run, tmp_path):
-    """Train for some steps into a folder of this name, which is returned."""
+    """Train for a few steps into a folder of this name, and return the folder."""
 
     def train(name, *overrides, steps=2):
         folder = tmp_path / name
@@ -66,22 +66,22 @@ def train(run, tmp_path):
 
 @pytest.fixture
 def results_of(monkeypatch):
-    """Evaluate; returns each folder that the command would write, with what it would report."""
+    """Evaluate and return (output folder, result) of each report that the command would write."""
 
     def main(*arguments):
-        seen = []
+        reports = []
         monkeypatch.setattr(
-            evaluate, "write_report", lambda result, out: seen.append((out, result))
+            evaluate, "write_report", lambda result, out: reports.append((out, result))
         )
         evaluate.main([*map(str, arguments), "--device", "cpu"])
-        return seen
+        return reports
 
     return main
 
 
 @pytest.fixture
 def result_of(results_of):
-    """Evaluate on one corpus; returns what the command would report."""
+    """Evaluate on one corpus and return the result that the command would report."""
 
     def main(*arguments):
         ((_, result),) = results_of(*arguments)

@@ -1,4 +1,4 @@
-"""Runs with losses that are known, for the tests of tables and differences."""
+"""Runs with known losses, for the tests of tables and differences."""
 
 from itertools import chain
 from typing import NamedTuple
@@ -13,14 +13,16 @@ from evaluation.windows import Scoring
 from training.checkpoint.contents import Progress
 from training.language.config import load_config
 
-SHORT = Scoring(history=32, stride=4, first=64)  # to each token at least 7/8 of 32
+SHORT = Scoring(
+    history=32, stride=4, first=64
+)  # each token has at least 7/8 of 32 tokens before it
 LONG = Scoring(history=64, stride=4, first=64)
 CHUNK_SHORT = Scoring(history=32, stride=32)
 CHUNK_LONG = Scoring(history=64, stride=64)
 
 
 class KnownRun(NamedTuple):
-    """A run and its losses, (n_tokens,) by scoring."""
+    """Run and its losses: one array (n_tokens,) per scoring."""
 
     label: str
     run: Run
@@ -28,7 +30,7 @@ class KnownRun(NamedTuple):
 
 
 def made_up_run(stream, folder, label, losses, *, seed=1, context_length=64, document_mask=False):
-    """A run in `folder`, of which a scoring sees the losses of the tokens that it scores."""
+    """Make a run in `folder`; each scoring keeps the losses of only the tokens that it scores."""
     config = load_config(
         [
             "configs/quickstart.yaml",
@@ -46,12 +48,12 @@ def made_up_run(stream, folder, label, losses, *, seed=1, context_length=64, doc
         checkpoint=folder / "checkpoints" / "step_00000007",
         progress=Progress(step=7, samples=70, tokens=700, gpu_hours=0.25),
     )
-    seen = {}
+    kept = {}
     for scoring, values in losses.items():
-        seen[scoring] = np.full(len(stream), np.nan, dtype=np.float32)
+        kept[scoring] = np.full(len(stream), np.nan, dtype=np.float32)
         scored = slice(scored_from(scoring), scored_to(scoring, len(stream)))
-        seen[scoring][scored] = values[scored]
-    return KnownRun(label, run, seen)
+        kept[scoring][scored] = values[scored]
+    return KnownRun(label, run, kept)
 
 
 def added_up(runs, stream):

@@ -1,4 +1,4 @@
-"""Losses that are kept in the folder of a run."""
+"""Losses saved in the folder of a run."""
 
 import shutil
 from dataclasses import replace
@@ -12,7 +12,7 @@ from evaluation.score import read_losses, write_losses
 from evaluation.windows import Scoring
 
 
-def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_path):
+def test_saved_losses_match_one_checkpoint_text_and_scoring(opened, corpus, tmp_path):
     stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
     run = opened("run")
     losses = np.full(len(stream), np.nan, dtype=np.float32)
@@ -42,7 +42,7 @@ def test_kept_losses_are_of_one_checkpoint_text_and_scoring(opened, corpus, tmp_
 
 
 @pytest.mark.parametrize("length", [0, 10, 300, -5])
-def test_damaged_files_are_named(opened, corpus, length):
+def test_damaged_files_are_reported(opened, corpus, length):
     stream, scoring = TokenStream(corpus, "val"), Scoring(history=8, stride=8)
     run = opened("run")
     write_losses(run, stream, scoring, np.zeros(200, dtype=np.float32))

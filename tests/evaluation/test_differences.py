@@ -1,4 +1,4 @@
-"""Differences of losses that are known: to what, on which tokens, and how sure."""
+"""Differences of known losses: the reference, the counted tokens and the intervals."""
 
 import math
 
@@ -19,7 +19,7 @@ from tests.evaluation.known_losses import (
 )
 
 
-def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base):
+def test_differences_compare_with_the_longest_history_of_the_first_model(scored, stream, base):
     masked = Scoring(history=64, stride=4, first=64, document_mask=True)
     finer = Scoring(history=32, stride=2, first=64)
     a = scored("a", {SHORT: base, finer: base + 2})
@@ -27,15 +27,15 @@ def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base)
 
     def differences(*runs):
         rows = tables_of(runs, stream)["strided"]
-        of = [row["difference"] for row in rows]
+        row_differences = [row["difference"] for row in rows]
         return {
             (row["label"], Scoring(**{name: row[name] for name in Scoring.__dataclass_fields__})): (
                 difference and (difference["to_history"], round(difference["nats"], 4))
             )
-            for row, difference in zip(rows, of, strict=True)
+            for row, difference in zip(rows, row_differences, strict=True)
         }
 
-    # with windows that slide as far; documents alike where the first model has such a row
+    # compared with the same stride, and the same document masks if the first model has such a row
     assert differences(a, b) == {
         ("a", SHORT): None, ("a", finer): None, ("b", SHORT): (32, 3.0), ("b", LONG): (32, 4.0),
         ("b", finer): (32, 5.0), ("b", masked): None,
@@ -46,7 +46,7 @@ def test_differences_are_to_the_first_model_at_its_longest(scored, stream, base)
     }  # fmt: skip
 
 
-def test_a_difference_of_every_token_is_sure_and_one_of_some_documents_is_not(scored, stream, base):
+def test_intervals_are_narrow_only_if_documents_agree(scored, stream, base):
     late = Scoring(history=64, stride=8, first=2 * 121)
     halves = base + np.where(np.arange(len(stream)) < 5 * 121, 0.5, -0.1)  # three documents each
     result = tables_of(
@@ -86,7 +86,7 @@ def test_seeds_are_averaged_and_widen_the_interval(scored, stream, base):
     ]  # fmt: skip
 
 
-def test_no_difference_where_one_window_ends_within_a_bin(scored, stream, base):
+def test_no_difference_in_a_bin_that_one_window_covers_partly(scored, stream, base):
     ends = {"a": 48, "b": 64, "c": 48}
     result = tables_of(
         [scored(label, {Scoring(history=h, stride=h): base}) for label, h in ends.items()], stream
@@ -100,11 +100,11 @@ def test_no_difference_where_one_window_ends_within_a_bin(scored, stream, base):
     assert find(result["chunk_position"], "c", range="32 to 63")["difference"] == 0
 
 
-def test_windows_that_slide_far_do_not_flatter_the_longer_context(scored, stream, base):
+def test_long_strides_do_not_favour_the_longer_context(scored, stream, base):
     runs = []
     for label, history in (("short", 32), ("long", 64)):
         scoring = Scoring(history=history, stride=16, first=64)
-        seen = scoring.seen(len(stream))  # from 17 and 49 tokens on
+        seen = scoring.seen(len(stream))  # at least 17 and 49 tokens
         chunk = Scoring(history=history, stride=history)
         runs.append(scored(label, {chunk: base, scoring: base + np.maximum(0, 28 - seen)}))
     result = tables_of(runs, stream)
@@ -115,9 +115,9 @@ def test_windows_that_slide_far_do_not_flatter_the_longer_context(scored, stream
     assert row["strided"]["nats"] == 0
 
 
-def test_the_same_seeds_are_pairs(scored, stream, base):
+def test_equal_seeds_are_paired(scored, stream, base):
     rng = np.random.default_rng(1)
-    ups = dict(zip((3, 1, 2), rng.normal(size=3), strict=True))  # what both runs of a pair share
+    ups = dict(zip((3, 1, 2), rng.normal(size=3), strict=True))  # shared by both runs of a pair
     gaps = {1: 0.30, 2: 0.31, 3: 0.32}
     a = [scored("a", {LONG: base + ups[n]}, seed=n) for n in ups]
     b = [scored("b", {LONG: base + ups[n] + gaps[n]}, seed=n) for n in gaps]
@@ -132,7 +132,7 @@ def test_the_same_seeds_are_pairs(scored, stream, base):
             assert [low, high] == pytest.approx([0.31 - half, 0.31 + half], abs=1e-4)
 
 
-def test_seeds_that_only_one_model_has_do_not_count(scored, stream, base):
+def test_unpaired_seeds_do_not_count(scored, stream, base):
     a = [scored("a", {LONG: base + up}, seed=n) for n, up in {1: 0.0, 2: 0.3, 3: 9.0}.items()]
     b = [scored("b", {LONG: base + up}, seed=n) for n, up in {5: 7.0, 2: 0.5, 1: 0.1}.items()]
     a_row, b_row = tables_of([*a, *b], stream)["strided"]
@@ -169,8 +169,8 @@ def test_comparisons_of_other_pairs(scored, stream, base):
 
 
 @pytest.mark.parametrize("shortest", [16, 32])
-def test_comparisons_before_and_behind_the_shortest_context(scored, stream, base, shortest):
-    history = np.arange(len(stream)) % 121  # documents are that long
+def test_comparisons_split_at_the_shortest_context(scored, stream, base, shortest):
+    history = np.arange(len(stream)) % 121  # the length of a document
     gains = np.where(history < shortest, -0.1, 0.3)
     runs = [
         scored("short", {LONG: base, CHUNK_LONG: base}, context_length=shortest),

@@ -24,9 +24,9 @@ BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "model.
 
 
 def by_hand(folder, stream, scoring, skip=0):
-    """Mean loss of the scored tokens and their number, one window after the other.
+    """Mean loss and number of the scored tokens, computed window by window.
 
-    Of the tokens that a window scores, the first `skip` do not count.
+    The first `skip` of the tokens that a window scores do not count.
     """
     run = open_run(folder)
     text = torch.from_numpy(stream.read(0, len(stream)))
@@ -63,7 +63,7 @@ def test_two_models_one_with_two_seeds(train, result_of, corpus, tmp_path):
 
     stream = TokenStream(corpus, "val")
     strided = {h: Scoring(history=h, stride=8, first=64) for h in (32, 64)}
-    n_tokens = (len(stream) - 1 - 64) // 8 * 5  # of 8 the short windows show enough to 5
+    n_tokens = (len(stream) - 1 - 64) // 8 * 5  # short windows give 5 of 8 tokens enough context
     for row in result["strided"]:
         folders = short if row["label"] == "short" else [long]
         expected = [by_hand(folder, stream, strided[row["history"]], 3) for folder in folders]
@@ -93,7 +93,7 @@ def fail(*_, **__):
     raise AssertionError("scored again")
 
 
-def test_losses_are_kept_until_the_run_was_trained_on(train, result_of, monkeypatch):
+def test_losses_are_reused_until_the_run_trains_further(train, result_of, monkeypatch):
     short, long = train("short"), train("long", "model.context_length=64")
     command = (short, long, "--stride", 8, "--modes", "chunk", "strided", "cross")
     first = result_of(*command)
@@ -116,7 +116,7 @@ def test_losses_are_kept_until_the_run_was_trained_on(train, result_of, monkeypa
         lambda model, *rest: scored.append(1) or token_losses(model, *rest),
     )
     second = result_of(*command)
-    assert len(scored) == 3  # of the long one alone
+    assert len(scored) == 3  # only the long run is scored again
     assert find(second["chunk"], "short")["nats"] == find(first["chunk"], "short")["nats"]
     for row, before in zip(second["strided"], first["strided"], strict=True):
         assert (row["nats"] == before["nats"]) == (row["label"] == "short")
@@ -124,7 +124,7 @@ def test_losses_are_kept_until_the_run_was_trained_on(train, result_of, monkeypa
     assert len(scored) == 3
 
 
-def test_a_butterfly_with_and_without_documents(train, result_of, corpus):
+def test_a_butterfly_with_and_without_document_masks(train, result_of, corpus):
     folder = train("butterfly", *BUTTERFLY, "model.mask.global_blocks=0", steps=1)
     result = result_of(
         folder, "--stride", 7, "--histories", 37, "--documents", "both", "--batch-tokens", 200
@@ -134,14 +134,14 @@ def test_a_butterfly_with_and_without_documents(train, result_of, corpus):
     assert len(rows) == 6
     for row in rows:
         scoring = Scoring(**{name: row[name] for name in Scoring.__dataclass_fields__})
-        # the windows of 37 show the first token 31 of them, the second 32, which are too few
+        # in windows of 37, the first and second scored tokens see 31 and 32 tokens: too few
         skip = 0 if row in result["chunk"] else 2
         expected, _ = by_hand(folder, stream, scoring, skip)
         assert row["nats"] == pytest.approx(expected, rel=1e-5)
     assert len({row["nats"] for row in rows}) == 6
 
 
-def test_documents_are_masked_where_they_were_in_training(train, result_of, corpus):
+def test_documents_are_masked_as_in_training(train, result_of, corpus):
     masked = train("masked", "data.document_mask=true", steps=1)
     packed = train("packed", steps=1)
     result = result_of(masked, packed, "--stride", 3, "--near", 4, "--histories", 17)
@@ -160,7 +160,7 @@ def test_documents_are_masked_where_they_were_in_training(train, result_of, corp
     assert {row["label"] for row in result["control"]} == {"packed"}
 
 
-def test_several_corpora_have_a_report_each(
+def test_each_corpus_gets_its_own_report(
     train, results_of, monkeypatch, corpus, other_corpus, tmp_path
 ):
     folders = train("short", steps=1), train("long", "model.context_length=64", steps=1)
@@ -186,7 +186,7 @@ def test_several_corpora_have_a_report_each(
         assert results_of(*command, path) == [(tmp_path / "out", result)]
 
 
-def test_sums_are_what_a_report_is_made_of(
+def test_reports_are_built_from_sums(
     train, results_of, monkeypatch, corpus, other_corpus, tmp_path
 ):
     folders = [train(f"short_seed{seed}", f"run.seed={seed}", steps=1) for seed in (1, 2)]
@@ -232,13 +232,13 @@ def test_compiled_once_for_every_shape(train, result_of, monkeypatch):
     eager = result_of(*command)
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("compile: false", "compile: true"))
-    shutil.rmtree(folder / "scores")  # compiled or not, losses are the same
+    shutil.rmtree(folder / "scores")  # losses are the same with and without compilation
     shapes = []
     compiler = partial(torch.compile, backend="eager")
     monkeypatch.setattr(torch, "compile", lambda *a, **k: shapes.append(1) or compiler(*a, **k))
     assert result_of(*command)["strided"] == eager["strided"] and not shapes  # too little text
     monkeypatch.setattr("evaluation.score.COMPILE_FROM", {"cpu": 0.0})
-    compiled = result_of(*command)  # what eager code scored is not taken for it
+    compiled = result_of(*command)  # losses of eager code are not reused
     assert len(shapes) == 4  # chunk, cross, strided, and all controls
     for table in ("chunk", "strided", "control"):
         assert len(compiled[table]) == len(eager[table])
@@ -289,7 +289,7 @@ def test_text_of_another_tokenizer_or_of_the_same_name_is_refused(train, corpus,
 @pytest.mark.parametrize(
     ("device", "tolerance"), [("cpu", 1e-5), pytest.param("cuda", 1e-3, marks=pytest.mark.gpu(2))]
 )
-def test_two_processes_keep_the_losses_of_one(train, result_of, device, tolerance, tmp_path):
+def test_two_processes_save_the_losses_of_one(train, result_of, device, tolerance, tmp_path):
     folder = train("run", steps=1)
     command = [str(folder), "--stride", "5", "--near", "11"]
     scores = folder / "scores"

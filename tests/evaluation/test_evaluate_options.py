@@ -14,7 +14,7 @@ from scripts import evaluate
 from training.distributed import Processes
 
 
-def test_activations_are_in_the_dtype_of_training(train, result_of, corpus):
+def test_activations_use_the_dtype_of_training(train, result_of, corpus):
     folder = train("run", "run.dtype=bfloat16", steps=1)
     (row,) = result_of(folder, "--modes", "chunk")["chunk"]
     text = torch.from_numpy(TokenStream(corpus, "val").read(0, row["tokens"] + 1))
@@ -27,7 +27,7 @@ def test_activations_are_in_the_dtype_of_training(train, result_of, corpus):
     assert row["nats"] == pytest.approx(means[True], abs=abs(means[True] - means[False]) / 10)
 
 
-def test_batches_are_those_of_training_or_as_asked_for(train, result_of, monkeypatch):
+def test_batch_sizes_come_from_training_or_the_option(train, result_of, monkeypatch):
     folder = train("run", "optim.micro_batch_size=4", steps=1)
     sizes = []
 
@@ -43,7 +43,7 @@ def test_batches_are_those_of_training_or_as_asked_for(train, result_of, monkeyp
         rows = result_of(*command, *options)["strided"]
         losses.append([row["nats"] for row in rows])
         shutil.rmtree(folder / "scores")
-    # a window that is longer than a batch may be is read alone
+    # a window longer than --batch-tokens makes a batch of its own
     assert sizes == [(8, 16), (32, 4), (8, 1), (32, 1)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     with pytest.raises(ValueError, match="--batch-tokens=0 must be at least 1"):
@@ -55,14 +55,14 @@ def test_processes_agree_on_the_checkpoint(train, result_of, monkeypatch):
     first, newest = sorted((folder / "checkpoints").iterdir())
 
     def agree(self, value):
-        """This one looked when there was a newer checkpoint than the main process found."""
+        """Imitate a process that sees a newer checkpoint than the main process."""
         return [first] if value == [newest] else value
 
     monkeypatch.setattr(Processes, "agree", agree)
     assert [run["step"] for run in result_of(folder, "--modes", "chunk")["runs"]] == [1]
 
 
-def test_the_text_is_that_of_the_first_run(train, result_of, other_corpus):
+def test_the_text_comes_from_the_first_run(train, result_of, other_corpus):
     first = train("first", f"data.path={other_corpus}", steps=1)
     second = train("second", steps=1)
     assert result_of(first, second, "--modes", "chunk")["data"]["name"] == other_corpus.name
@@ -71,14 +71,14 @@ def test_the_text_is_that_of_the_first_run(train, result_of, other_corpus):
 
 @pytest.mark.parametrize("option", ["--out", "--sums"])
 @pytest.mark.parametrize("name", ["file", "file/folder"])
-def test_a_file_where_a_folder_goes(tmp_path, option, name):
+def test_a_file_as_output_folder_is_refused(tmp_path, option, name):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=f"{option}=.*{name}: .*/file is a file, and must be a"):
         evaluate.main([str(tmp_path), option, str(tmp_path / name)])
 
 
-def test_an_early_checkpoint_is_named(train, tmp_path, capsys):
-    """The first of two runs has three of its four steps, as its last checkpoint was removed."""
+def test_an_early_checkpoint_is_reported(train, tmp_path, capsys):
+    """The first of two runs is at step 3 of 4, because its last checkpoint was removed."""
     early, whole = train("early", "run.save_every=3", steps=4), train("whole", steps=4)
     shutil.rmtree(max((early / "checkpoints").iterdir()))
     out = tmp_path / "out"

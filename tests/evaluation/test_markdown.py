@@ -1,4 +1,4 @@
-"""Texts of somebody's run in Markdown."""
+"""Escaping of text from other people's runs in Markdown."""
 
 import pytest
 
@@ -8,7 +8,7 @@ OURS = ["1k_then_4k_seed1", "NVIDIA H100 80GB HBM3", "x86_64", "2.13.0+cpu", "wi
 
 
 @pytest.mark.parametrize("text", OURS)
-def test_what_runs_write_of_themselves_stays_as_it_is(text):
+def test_ordinary_text_is_unchanged(text):
     assert escape(text) == text
 
 
@@ -35,7 +35,7 @@ def test_what_runs_write_of_themselves_stays_as_it_is(text):
         "\x1b]52;c;\x07",
     ],
 )
-def test_nothing_of_it_is_markup(text):
+def test_markup_is_escaped(text):
     markdown_it = pytest.importorskip("markdown_it")
     rendered = markdown_it.MarkdownIt("gfm-like", {"linkify": False}).render(escape(text))
     shown = rendered.removeprefix("<p>").removesuffix("</p>\n")

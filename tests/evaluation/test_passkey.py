@@ -1,4 +1,4 @@
-"""Pass keys: prompts of exact lengths, and who finds the key."""
+"""Pass keys: prompts of exact length, and scores of models that look for the key."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def test_a_prompt_needs_room(tokenizer, haystack) -> None:
         make_prompt(tokenizer, haystack.read(0, 20), [Key(417, "71432", 0.5)], 20)
 
 
-def test_answers_are_those_of_greedy_decoding(tokenizer, haystack) -> None:
+def test_answers_match_greedy_decoding(tokenizer, haystack) -> None:
     torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=tokenizer.vocab_size, context_length=200, n_layer=1, n_head=2, n_embd=16
@@ -79,7 +79,7 @@ def test_answers_are_those_of_greedy_decoding(tokenizer, haystack) -> None:
     prompts = [make_prompt(tokenizer, haystack.read(n, 190), keys, 190) for n in range(6)]
     tokens = torch.tensor([p.tokens for p in prompts])
     n_answer = torch.tensor([3, 2, 3, 1, 3, 3])
-    for row in (0, 1, 3):  # give these what greedy decoding gives
+    for row in (0, 1, 3):  # replace the answers of these rows by those of greedy decoding
         n = int(n_answer[row])
         tokens[row : row + 1] = generate(model, tokens[row : row + 1, :-n], n, temperature=0.0)
     expected = [
@@ -93,7 +93,7 @@ def test_answers_are_those_of_greedy_decoding(tokenizer, haystack) -> None:
 
 
 class Finder(GPT):
-    """Looks the door up in the text: its key is found where the needle is within reach."""
+    """Model that looks the door up in the last `reach` tokens and answers with its key."""
 
     def __init__(self, tokenizer, reach: int) -> None:
         super().__init__(
@@ -111,7 +111,7 @@ class Finder(GPT):
             _, needle, rest = text.partition(f"The pass key of door {asked[:3]} is ")
             answer = self.tokenizer.encode(f" {rest[:5]}.")[:-1]
             if needle and rest[5:7] == ". ":
-                # what follows the last token before the answer, and each of its own
+                # the model predicts the answer shifted by one token
                 wanted[row, -len(answer) :] = torch.tensor(answer)
         return wanted
 
@@ -120,7 +120,7 @@ class Finder(GPT):
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_model_of_short_reach_finds_late_keys_alone(tokenizer, haystack, others) -> None:
+def test_a_model_with_short_reach_finds_only_late_keys(tokenizer, haystack, others) -> None:
     trials = Trials(lengths=[300, 400], depths=[0.0, 0.5, 1.0], n=5, others=others)
     options = {"batch_tokens": 900, "context": nullcontext}
     rows = [*score(Finder(tokenizer, 512), tokenizer, haystack, trials, **options)]
@@ -140,7 +140,7 @@ def test_a_model_of_short_reach_finds_late_keys_alone(tokenizer, haystack, other
     assert {text.get_text() for text in axes[0].texts} == {"0", "100"}
 
 
-def test_trials_that_cannot_be(tokenizer, haystack) -> None:
+def test_invalid_trials_are_refused(tokenizer, haystack) -> None:
     with pytest.raises(ValueError, match="need at least one length"):
         Trials(lengths=[], depths=[0.5], n=1)
     with pytest.raises(ValueError, match="depth=1.5 must be in"):
@@ -156,7 +156,7 @@ def test_trials_that_cannot_be(tokenizer, haystack) -> None:
         )
 
 
-def test_documents_that_teach(corpus, tokenizer) -> None:
+def test_training_documents(corpus, tokenizer) -> None:
     source = PasskeySource(corpus, 1000, longest=2000)
     documents = list(source.documents())
     assert list(source.documents(123)) == documents[123:]
@@ -192,13 +192,13 @@ def test_a_corpus_too_small_for_a_document_is_refused(corpus, tmp_path) -> None:
         PasskeySource(tmp_path / "shards", 100, longest=400)
 
 
-def test_keys_have_five_digits_and_doors_of_their_own() -> None:
+def test_keys_have_five_digits_and_different_doors() -> None:
     keys = draw_keys(np.random.default_rng(0), [0.5] * len(DOORS))
     assert sorted(key.door for key in keys) == [*DOORS]
     assert {len(key.digits) for key in keys} == {5} and len({key.digits for key in keys}) > 880
 
 
-def test_the_commands(run, corpus, tmp_path, capsys) -> None:
+def test_prepare_and_evaluate_commands(run, corpus, tmp_path, capsys) -> None:
     taught = tmp_path / "taught"
     prepare_passkey.main(
         [str(corpus), "--out", str(taught), "--documents", "300", "--longest", "300"]

@@ -30,7 +30,7 @@ def names(axes):
 
 
 def points(axes):
-    """By colour, the y values of the lines that have markers."""
+    """Y values of the lines with markers, by colour."""
     return {
         line.get_color(): np.ravel(line.get_ydata()).tolist()
         for line in axes.lines
@@ -38,7 +38,7 @@ def points(axes):
     }
 
 
-def test_models_are_drawn_in_panels_of_a_few():
+def test_each_panel_shows_a_few_models():
     rows = [cell(label, b, 100, n / 10) for n, label in enumerate(LABELS) for b in (3, 4)]
     first, second = by_bin(rows, _styles(LABELS), x_label="x").axes
     assert names(first) == {*LABELS[1 : 1 + MODELS_PER_PANEL]}  # not the reference
@@ -46,7 +46,7 @@ def test_models_are_drawn_in_panels_of_a_few():
     assert [*points(first).values()] == [[n / 10] * 2 for n in range(1, MODELS_PER_PANEL + 1)]
 
 
-def test_of_one_model_its_loss_is_drawn():
+def test_a_single_model_shows_its_loss():
     (axes,) = by_bin([cell("a", b, 100, 0.0) for b in (3, 4)], _styles(["a"]), x_label="x").axes
     assert list(points(axes).values()) == [[3.0, 3.0]]
     (axes,) = by_history([row("a", 64, 3.5, None)], _styles(["a"])).axes
@@ -56,10 +56,12 @@ def test_of_one_model_its_loss_is_drawn():
 def test_rare_bins_are_left_out():
     rows = [cell(label, b, 10 ** (b + 2), 0.5) for label in "ab" for b in range(5)]
     (axes,) = by_bin(rows, _styles("ab"), x_label="x").axes
-    assert [len(y) for y in points(axes).values()] == [3]  # 0.09% are in the second
+    assert [len(y) for y in points(axes).values()] == [
+        3
+    ]  # the second bin has only 0.09% of the tokens
 
 
-def test_the_first_model_has_a_line_where_it_has_several_histories():
+def test_the_first_model_has_a_line_only_with_several_histories():
     rows = [row("a", 64, 3.5, None), row("b", 64, 3.5, 0.2), row("b", 128, 3.5, 0.1)]
     (axes,) = by_history(rows, _styles("ab")).axes
     assert names(axes) == {"b"} and list(points(axes).values()) == [[0.2, 0.1]]
@@ -69,14 +71,14 @@ def test_the_first_model_has_a_line_where_it_has_several_histories():
     assert list(points(axes).values()) == [[0.3, 0], [0.2, 0.1]]
 
 
-def test_every_panel_has_the_histories_of_all():
+def test_every_panel_shows_all_histories():
     rows = [row("a", 64, 3.5, None), *(row(label, 256, 3.5, 0.2) for label in LABELS)]
     rows.append(row("last", 128, 3.5, 0.1))
     first, second = by_history(rows, _styles(["a", *LABELS, "last"])).axes
     assert first.get_xticks().tolist() == second.get_xticks().tolist() == [64, 128, 256]
 
 
-def test_names_stand_at_the_ends_of_lines_and_apart():
+def test_names_at_line_ends_do_not_overlap():
     axes = Figure().subplots()
     axes.set_ylim(0, 10)
     name_ends(axes, {"low": (1, "red"), "same": (5, "red"), "too": (5, "red")}, gap=0.1)

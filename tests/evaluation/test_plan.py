@@ -1,4 +1,4 @@
-"""Which scorings a plan takes, and that none is left out without a word."""
+"""Scorings of a plan, and messages about those that it skips."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_other_plans():
     assert names(near, 128, (64, 128)) == [
         f"h128_s32_f128_{control}95" for control in ("intact", "shuffle", "replace")
     ]
-    assert replace(near, near=96).scorings(128, (64, 128)) == []  # nothing distant is left
+    assert replace(near, near=96).scorings(128, (64, 128)) == []  # no distant part is left
     wide = replace(near, strides=(8, 40, 33), near=87)
     assert {scoring.stride for scoring in wide.scorings(128, (64, 128))} == {40}
     assert replace(wide, near=88).scorings(128, (64, 128)) == []
@@ -68,13 +68,13 @@ def test_other_plans():
 
 
 @pytest.mark.parametrize("history", [1, 2, 7, 8, 9, 15, 16, 100, 1000])
-def test_by_default_all_tokens_are_well_seen(history):
+def test_by_default_all_tokens_have_enough_context(history):
     (scoring,) = Plan(modes=("strided",)).scorings(history, (history, 1024))
     seen = scoring.seen(1024 + 1 + 500)[1024 + 1 :][: 500 // scoring.stride * scoring.stride]
     assert seen.min() >= MIN_HISTORY_SHARE * history and seen.max() == history
 
 
-def test_what_is_compared_does_not_depend_on_which_runs_are_there():
+def test_compared_scorings_do_not_depend_on_the_runs():
     plan = Plan(strides=(16, 48), histories=(32, 64), near=4, first=64)
     both = set(plan.compared((32, 64)))
     assert set(plan.compared((32,))) == set(plan.compared((64,))) == both
@@ -90,7 +90,7 @@ MASKED = ("data.document_mask=true",)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "options", "mode", "why"),
+    ("overrides", "options", "mode", "reason"),
     [
         ((), ("--near", 24), "control", "--near=24 must be below 24 for a distant part in windows "
          "of 32 tokens that slide by 8. Try a smaller --near, or a shorter --stride"),
@@ -101,18 +101,16 @@ MASKED = ("data.document_mask=true",)
          "--stride=8 and the longest context, 32 tokens. Try other --histories or --stride"),
     ],
 )  # fmt: skip
-def test_nothing_is_left_out_without_a_word(
-    train, result_of, capsys, overrides, options, mode, why
-):
+def test_skipped_modes_are_reported(train, result_of, capsys, overrides, options, mode, reason):
     folder = train("run", *overrides, steps=1)
     command = (folder, "--stride", 8, *options)
     for modes in ((mode,), ("chunk", mode)):
-        with pytest.raises(ValueError, match=f"^--modes {mode} has nothing to score: {why}"):
+        with pytest.raises(ValueError, match=f"^--modes {mode} has nothing to score: {reason}"):
             result_of(*command, "--modes", *modes)
     assert not (folder / "scores").exists()
     capsys.readouterr()
     result = result_of(*command)
-    assert f"skipping mode {mode}: {why}" in capsys.readouterr().out
+    assert f"skipping mode {mode}: {reason}" in capsys.readouterr().out
     assert len(result["chunk"]) == 1
 
 
@@ -126,6 +124,6 @@ def test_options_that_no_run_can_use_are_refused(train, result_of):
             result_of(folder, option, value)
     with pytest.raises(ValueError, match="^--documents changes nothing with --modes control"):
         result_of(folder, "--modes", "control", "--documents", "masked")
-    # together with a longer one, a run is scored by what it can be
+    # of two histories, a run is scored with the one that fits
     result = result_of(folder, "--histories", 8, 64, "--first", 64, "--modes", "cross")
     assert [row["history"] for row in result["strided"]] == [8]

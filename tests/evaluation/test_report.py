@@ -1,4 +1,4 @@
-"""The report of an evaluation: its numbers are those of the tables, its words follow from them."""
+"""Report of an evaluation: its numbers and words follow from the tables."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ CONTEXTS = {SHORT: 16, LONG: 64}
 
 
 def made_up_losses(scoring, n_tokens, shift):
-    """Losses that fall with what a token sees, by noise that all models share."""
+    """Losses that fall with the context of a token, plus noise that all models share."""
     losses = 4 + np.random.default_rng(0).normal(size=n_tokens) + shift
     losses -= 0.2 * np.log2(np.maximum(1, scoring.seen(n_tokens)))
     if scoring.control in ("shuffle", "replace"):
@@ -55,24 +55,24 @@ def result(full):
 
 
 def sections(text):
-    """By title, the cells of the rows of a table."""
-    found = {}
+    """Cells of the table in each section, by title."""
+    tables = {}
     for part in text.split("\n## ")[1:]:
         rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line[:2] == "| "]
-        found[part.splitlines()[0]] = rows[2:]
-    return found
+        tables[part.splitlines()[0]] = rows[2:]
+    return tables
 
 
 def summary(result):
-    """The cells of the first table, its header first."""
+    """Cells of the first table, including its header."""
     title, unfinished, table, *_ = markdown(result).split("\n\n")
     assert title == "# Evaluation" and unfinished.startswith("Not trained to the end: ")
     return [line.strip("| ").split(" | ") for line in table.splitlines()]
 
 
-def test_losses_are_those_of_the_tables(result):
-    found = sections(markdown(result))
-    table = found["On identical tokens"]
+def test_the_report_shows_the_losses_of_the_tables(result):
+    tables = sections(markdown(result))
+    table = tables["On identical tokens"]
     assert len(table) == len(result["strided"]) == 12
     for cells, row in zip(table, result["strided"], strict=True):
         low, high = row["nats_interval"]
@@ -92,31 +92,31 @@ def test_losses_are_those_of_the_tables(result):
             difference,
             "0.0020",  # seeds are 0.001 apart
         ]
-    assert [cells[4].split()[0] for cells in found["As the paper evaluates"]] == [
+    assert [cells[4].split()[0] for cells in tables["As the paper evaluates"]] == [
         f"{row['nats']:.4f}" for row in result["chunk"]
     ]
     short = [row for row in result["document_position"] if row["label"] == SHORT]
-    for cells, row in zip(found["By position in the document"], short, strict=True):
+    for cells, row in zip(tables["By position in the document"], short, strict=True):
         assert (cells[0], cells[2]) == (row["range"], f"{row['nats']:.4f}")
-    controls = zip(found["Was the distant context used?"], result["control"], strict=True)
+    controls = zip(tables["Was the distant context used?"], result["control"], strict=True)
     for cells, row in controls:
         low, high = row["nats_interval"]
         assert cells[5:7] == [f"{row['tokens']:,}", f"{row['nats']:.4f} ({low:.4f} to {high:.4f})"]
         assert cells[-1] == (verdict(row["difference"]) if row["difference"] else "-")
 
 
-def test_what_a_model_goes_on_from_counts_as_its_own(result):
+def test_costs_include_the_run_that_a_model_started_from(result):
     for run in result["runs"][:3]:
         run["init_from"], run["before"] = "out/other", {"tokens": 4_000, "gpu_hours": 0.25}
     short, long = sections(markdown(result))["What was scored"]
     assert (short[6], short[-1]) == ("4,700", "0.50")
     assert (long[6], long[-1]) == ("700", "0.25")
-    result["runs"][2]["before"] = None  # of one it is not known
+    result["runs"][2]["before"] = None  # unknown for one run
     short, _ = sections(markdown(result))["What was scored"]
     assert (short[6], short[-1]) == ("-", "-")
 
 
-def test_what_is_no_evaluation_is_refused(tmp_path):
+def test_invalid_result_files_are_refused(tmp_path):
     path = tmp_path / "evaluation.json"
     with pytest.raises(FileNotFoundError, match=r"must contain evaluation.json. Try the --out"):
         report.main([str(tmp_path)])
@@ -130,7 +130,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
             report.redraw(tmp_path)
 
 
-def test_the_summary_comes_first_and_says_what_the_rows_say(result):
+def test_the_summary_comes_first_and_matches_the_rows(result):
     short, long = result["as_trained"]
     assert (long["stride"], long["document_mask"]) == (4, False)
     low, high = long["difference"]["interval"]
@@ -168,13 +168,13 @@ def test_the_verdict_of_the_summary_follows_the_interval(nats, interval, word, r
     assert ("fewer than 5 documents count" in markdown(result)) == (word == "no interval")
 
 
-def test_what_is_not_compared_on_identical_tokens_is_told(result):
+def test_comparisons_on_different_tokens_are_reported(result):
     short, long = result["as_trained"]
     long["history"] = 32  # less than its context of 64
     assert [row[2] for row in summary(result)] == ["history", "---", "16", "32"]
     long["document_mask"] = True
     assert [row[3] for row in summary(result)] == ["documents", "---", "packed", "masked"]
-    # where nothing slides for a model, or for the first, the paper's windows are compared
+    # if one of the two models has no strided row, the paper's windows are compared
     for rows in ([short], [long]):
         result["as_trained"] = rows
         text = markdown(result)
@@ -185,13 +185,13 @@ def test_what_is_not_compared_on_identical_tokens_is_told(result):
     assert summary(result)[-1][-2:] == ["-", "-"]
 
 
-def test_a_model_alone_has_no_verdict(result):
+def test_a_single_model_has_no_verdict(result):
     for name in ("runs", *TABLES, "as_trained", "as_trained_chunk"):
         result[name] = [row for row in result[name] if row["label"] == SHORT]
     assert summary(result)[0][-1] == "perplexity, on identical tokens"
 
 
-def test_differences_in_bins_that_are_not_shown_are_in_brackets(result):
+def test_uncertain_differences_are_in_brackets(result):
     rows = [row for row in result["document_position"] if row["label"] == LONG]
     rows[0] |= {"difference": -0.5, "difference_interval": [-0.6, -0.4]}
     rows[1] |= {"difference": -0.5, "difference_interval": [-1.1, 0.1]}
@@ -211,11 +211,11 @@ def test_differences_in_bins_that_are_not_shown_are_in_brackets(result):
         (None, [None, None], "no difference shown: - nats"),
     ],
 )
-def test_words_follow_the_interval(nats, interval, words):
+def test_verdicts_follow_the_interval(nats, interval, words):
     assert verdict({"nats": nats, "interval": interval}) == words
 
 
-def test_files(result, tmp_path, capsys):
+def test_write_report_creates_all_files(result, tmp_path, capsys):
     out = tmp_path / "new" / "folder"
     write_report(result, out)
     assert sorted(path.name for path in out.iterdir()) == sorted(
@@ -237,7 +237,7 @@ def test_files(result, tmp_path, capsys):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_numbers_that_are_none(result, tmp_path):
+def test_nan_is_shown_as_a_dash(result, tmp_path):
     nan = [math.nan, math.nan]
     for row in (result["strided"][-1], result["chunk"][-1]):
         row |= {"nats": math.nan, "nats_interval": nan, "perplexity": math.nan}
@@ -256,7 +256,7 @@ def test_numbers_that_are_none(result, tmp_path):
 
 
 @pytest.mark.parametrize("kept", [(), ("chunk",), ("document_length",)], ids=str)
-def test_tables_that_are_empty(kept, full, tmp_path):
+def test_empty_tables_are_left_out(kept, full, tmp_path):
     for name in PICTURES:
         (tmp_path / f"{name}.png").write_text("of an earlier evaluation")
     some = {**full, **{name: [] for name in TABLES if name not in kept}}

@@ -1,4 +1,4 @@
-"""Results say by which command they were made, without the folders of this machine."""
+"""Results record the command that made them, without the folders of this machine."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import pytest
 from evaluation import results
 
 
-def test_a_result_names_no_folder_of_this_machine(tmp_path, monkeypatch):
+def test_a_result_contains_no_local_folders(tmp_path, monkeypatch):
     arguments = ["--data", "out/books", "--nanogpt", "/home/me/nanoGPT", "--tutorial=/tmp/06.py"]
     monkeypatch.setattr(sys, "argv", ["x", *arguments])
     results.write_result(tmp_path / "x.json", {})
@@ -16,7 +16,7 @@ def test_a_result_names_no_folder_of_this_machine(tmp_path, monkeypatch):
     assert command.endswith(" --data out/books --nanogpt nanoGPT --tutorial=06.py")
 
 
-def test_a_command_says_how_many_processes_torchrun_started(monkeypatch):
+def test_a_command_includes_the_number_of_torchrun_processes(monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", "--parts", "ddp"])
     assert results.environment()["command"].startswith("python -m ")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -33,5 +33,5 @@ def test_a_command_says_how_many_processes_torchrun_started(monkeypatch):
         ([{"cuda": None}, {"cuda": "13.0"}], "GPU-hours"),
     ],
 )
-def test_training_time_is_named_after_the_machine(starts, name):
+def test_training_time_is_in_gpu_hours_or_cpu_hours(starts, name):
     assert results.hours_name(starts) == name

@@ -48,20 +48,20 @@ def test_labels_group_seeds(opened, tmp_path):
         (("run.seed=1",), 3, r"a_seed2 and .*a_seed1 both have run.seed=1"),
     ],
 )
-def test_runs_that_are_no_seeds_of_one_model(opened, options, step, message):
+def test_runs_that_are_not_seeds_of_one_model_are_refused(opened, options, step, message):
     runs = [opened("a_seed1", "run.seed=1"), opened("a_seed2", *options, step=step)]
     with pytest.raises(ValueError, match=message):
         labels([opened("b", "model.n_layer=9"), *runs])
 
 
-def test_a_checkpoint_that_is_gone_since(opened):
+def test_a_deleted_checkpoint_is_an_error(opened):
     run = opened("a")
     message = "step_00000003 was deleted while training continued .*=2"
     with pytest.raises(FileNotFoundError, match=message):
         _ = run.model
 
 
-def test_the_model_is_the_one_that_the_checkpoint_was_saved_with(train, caplog):
+def test_model_settings_come_from_the_checkpoint(train, caplog):
     folder = train("run")
     weights = open_run(folder).model.state_dict()
     assert caplog.messages == []
@@ -75,19 +75,19 @@ def test_the_model_is_the_one_that_the_checkpoint_was_saved_with(train, caplog):
     assert said.endswith("model.n_layer is 3 there and 2 here")
 
 
-def test_a_tokenizer_that_the_run_was_not_trained_with_is_refused(train):
+def test_another_tokenizer_is_refused(train):
     folder = train("run")
     path = folder / "tokenizer.json"
     spec = json.loads(path.read_text())
     merges = spec["model"]["merges"]
-    merges[0], merges[1] = merges[1], merges[0]  # as many ids, of other meaning
+    merges[0], merges[1] = merges[1], merges[0]  # the same number of ids, with other meanings
     path.write_text(json.dumps(spec))
     with pytest.raises(ValueError, match=r"tokenizer.json is not the tokenizer .* checkpoint says"):
         open_run(folder)
 
 
 @pytest.mark.parametrize("more", [[], [{"type": "ByteLevel"}]])
-def test_a_decoder_that_writes_other_text_is_refused(train, more):
+def test_a_decoder_that_changes_the_text_is_refused(train, more):
     folder = train("run")
     path = folder / "tokenizer.json"
     spec = json.loads(path.read_text())
@@ -100,7 +100,7 @@ def test_a_decoder_that_writes_other_text_is_refused(train, more):
 
 
 @pytest.mark.parametrize("change", ["has no tensor", "has an unexpected tensor"])
-def test_weights_left_over_or_missing_are_refused(train, change):
+def test_extra_or_missing_weights_are_refused(train, change):
     folder = train("run")
     run = open_run(folder)
     path = run.checkpoint / "model.safetensors"
@@ -113,7 +113,7 @@ def test_weights_left_over_or_missing_are_refused(train, change):
         _ = open_run(folder).model
 
 
-def test_numbers_of_seeds(opened):
+def test_seed_numbers(opened):
     assert opened("a_seed7", "run.seed=1007").seed_number == 7
     assert opened("a_seeds", "run.seed=3").seed_number == 3
     runs = [opened("a", "run.seed=2"), opened("a_seed2", "run.seed=1002")]
@@ -121,13 +121,13 @@ def test_numbers_of_seeds(opened):
         labels(runs)
 
 
-def test_where_a_run_and_its_data_lie_may_differ_and_what_was_unset_may_not(tmp_path):
+def test_paths_may_differ_but_no_other_settings(tmp_path):
     def config(*overrides):
         return load_config(["configs/quickstart.yaml", *overrides])
 
     moved = [f"run.{name}=where/it/was/trained" for name in ("out_dir", "init_from")]
     (tmp_path / RUN_CONFIG).write_text(to_yaml(config("data.path=out/data/x", *moved)))
-    data = f"data.path={Path('out/data/x').resolve()}"  # the same, named in another way
+    data = f"data.path={Path('out/data/x').resolve()}"  # the same folder as an absolute path
     check_same_settings(tmp_path, config(data, "run.out_dir=here", "run.init_from=also/here"))
     check_same_settings(tmp_path, config(data))
     for setting, value in (
@@ -138,7 +138,7 @@ def test_where_a_run_and_its_data_lie_may_differ_and_what_was_unset_may_not(tmp_
             check_same_settings(tmp_path, config(data, override))
 
 
-def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
+def test_a_description_includes_the_cost_of_the_earlier_run(opened, tmp_path):
     def evaluated(folder, *records):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -150,7 +150,7 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     assert first["before"] is None
     assert first["evaluations"] == [last | {"step": 5}, last]
     assert describe(opened("a", step=8))["evaluations"] == [last | {"step": 5}]
-    for origin in (tmp_path / "a", "where/it/was/trained/a"):  # both were moved
+    for origin in (tmp_path / "a", "where/it/was/trained/a"):  # both runs were moved
         assert describe(opened("b", f"run.init_from={origin}"))["before"] == last
     evaluated(tmp_path / "away", last | {"tokens": 8})  # next to the run, but not at its old path
     far = describe(opened("b", f"run.init_from={tmp_path / 'far' / 'away'}"))
@@ -163,7 +163,7 @@ def test_a_description_tells_what_the_run_before_took(opened, tmp_path):
     shutil.rmtree(tmp_path / "a")
     assert describe(noted)["before"] == last
     begun = json.loads((noted.folder / ENVIRONMENTS).read_text())
-    begun[0]["before"] = None  # not known: not what one run alone took that is there now
+    begun[0]["before"] = None  # unknown, and not replaced by the cost of the run that is there now
     (noted.folder / ENVIRONMENTS).write_text(json.dumps(begun))
     evaluated(tmp_path / "nowhere", last)
     assert describe(noted)["before"] is None

@@ -14,7 +14,7 @@ def test_a_line_for_each_scoring_and_the_time_left(capsys):
         assert list(bar.track(range(1), 1, "a, history 8", 50)) == [0]
     first, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"a, chunks: \d+\.\d s(, 0:00:0\d left)?", first)
-    assert re.fullmatch(r"a, history 8: \d+\.\d s", last)  # the end of all
+    assert re.fullmatch(r"a, history 8: \d+\.\d s", last)  # the last line
 
 
 def test_other_processes_show_nothing(capsys):
@@ -23,8 +23,8 @@ def test_other_processes_show_nothing(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_terminal_sees_how_far_it_is(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as rich takes it: there is a terminal
+def test_a_terminal_shows_the_progress(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes this for a terminal
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(KeyboardInterrupt), ScoringBar(4, is_main=True) as bar:

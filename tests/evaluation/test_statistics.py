@@ -1,4 +1,4 @@
-"""Means, intervals and bins, against slower and simpler ways to the same numbers."""
+"""Means, intervals and bins, compared with slower and simpler computations."""
 
 import math
 from statistics import NormalDist
@@ -19,7 +19,7 @@ from evaluation.sums import Sums, log_bins
 
 
 def sums_of(values, lengths, bins=None):
-    """Values of the tokens of documents of these lengths, added up; NaN does not count."""
+    """Sum the values of tokens in documents of these lengths; NaN does not count."""
     bins = np.zeros(len(values), dtype=np.int64) if bins is None else bins
     shape = len(lengths), bins.max() + 1
     nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
@@ -37,7 +37,7 @@ def by_document(rng, lengths, spread=1.0):
     return (middle + rng.normal(0, 0.1, len(middle))).astype(np.float32)
 
 
-def test_intervals_are_those_of_a_slow_bootstrap():
+def test_intervals_match_a_slow_bootstrap():
     rng = np.random.default_rng(1)
     lengths = rng.integers(1, 40, 30)
     values = by_document(rng, lengths)
@@ -57,7 +57,7 @@ def test_intervals_are_those_of_a_slow_bootstrap():
     assert got.high == pytest.approx(high, abs=0.06 * (high - low))
 
 
-def test_half_width_of_equal_documents_is_that_of_the_normal_distribution():
+def test_half_width_of_equal_documents_matches_the_normal_distribution():
     rng = np.random.default_rng(2)
     lengths = np.full(400, 7)
     values = by_document(rng, lengths)
@@ -69,7 +69,7 @@ def test_half_width_of_equal_documents_is_that_of_the_normal_distribution():
 
 
 @pytest.mark.parametrize(("n", "point"), [(5, 2.776), (6, 2.571), (15, 2.145)])
-def test_half_width_of_few_documents_is_that_of_students_t(n, point):
+def test_half_width_of_few_documents_matches_students_t(n, point):
     ratios = []
     for seed in range(40):
         lengths = np.full(n, 5)
@@ -80,8 +80,8 @@ def test_half_width_of_few_documents_is_that_of_students_t(n, point):
     assert np.mean(ratios) == pytest.approx(1, abs=0.12)
 
 
-def test_short_documents_do_not_make_up_for_few_long_ones():
-    """20 documents hold all but a 100th of the tokens: 400 more make nothing surer."""
+def test_short_documents_do_not_narrow_the_interval_of_few_long_ones():
+    """20 documents hold 99% of the tokens: 400 more documents add no certainty."""
     ratios = []
     for seed in range(20):
         effects = np.random.default_rng(seed).normal(size=20)
@@ -90,17 +90,17 @@ def test_short_documents_do_not_make_up_for_few_long_ones():
         more = np.append(long, np.full(400, effects.mean()))
         (many,) = estimate(sums_of(more, [2000] * 20 + [1] * 400), resamples=1000, seed=seed)
         ratios.append((many.high - many.low) / (few.high - few.low))
-    assert 1 < np.mean(ratios) < 1.06  # 0.95 if all 420 were taken for equally long
+    assert 1 < np.mean(ratios) < 1.06  # 0.95 if all 420 counted as equally long
 
 
-def test_no_interval_where_next_to_all_is_of_few_documents():
+def test_no_interval_if_few_documents_hold_almost_all_tokens():
     lengths = [100] * (LEAST_DOCUMENTS - 1) + [1] * 4
     values = np.random.default_rng(0).normal(size=sum(lengths))
     (got,) = estimate(sums_of(values, lengths))
     assert math.isfinite(got.mean) and math.isnan(got.low)
 
 
-def test_more_tokens_of_the_same_documents_make_nothing_surer():
+def test_more_tokens_of_the_same_documents_do_not_narrow_the_interval():
     middle = np.random.default_rng(3).normal(size=50)
     few, many = (estimate(sums_of(np.repeat(middle, n), [n] * 50))[0] for n in (1, 64))
     assert (many.low, many.high) == (pytest.approx(few.low), pytest.approx(few.high))
@@ -119,7 +119,7 @@ def test_bins_add_up_to_the_whole():
     for number, got in enumerate(means):
         (alone,) = estimate(sums_of(np.where(bins == number, values, np.nan), lengths))
         assert got.mean == pytest.approx(alone.mean, rel=1e-12)
-        # not of the same draws: a bin does not know how many documents there are without it
+        # the draws differ: a bin does not know the number of documents outside it
         assert got.high - got.low == pytest.approx(alone.high - alone.low, rel=0.15)
         assert got.low < got.mean < got.high
 
@@ -135,7 +135,7 @@ def test_documents_that_were_not_scored_do_not_count():
     assert got.low < got.mean < got.high
 
 
-def test_nothing_to_count_is_nan():
+def test_empty_bins_are_nan():
     lengths = [3] * 6
     values = np.array([1.0, 2.0, np.nan, 3.0, 4.0, np.nan] * 3)
     first, empty, last = estimate(sums_of(values, lengths, np.array([0, 2, 2, 0, 2, 1] * 3)))
@@ -147,7 +147,7 @@ def test_nothing_to_count_is_nan():
 
 
 @pytest.mark.parametrize("n", range(1, LEAST_DOCUMENTS + 2))
-def test_fewer_documents_have_a_mean_and_no_interval(n):
+def test_few_documents_have_a_mean_but_no_interval(n):
     values = np.append(np.arange(2.0 * n), np.nan)
     (got,) = estimate(sums_of(values, [2] * n + [1]))
     assert got.mean == pytest.approx(n - 0.5)
@@ -157,34 +157,34 @@ def test_fewer_documents_have_a_mean_and_no_interval(n):
     assert (math.isnan(both.low), math.isnan(both.high)) == (missing, missing)
 
 
-def test_documents_that_would_tell_as_much_are_rounded():
-    for long, enough in ((3, True), (5, False)):  # as 4.84 and as 4.12 of equal length
+def test_the_effective_number_of_documents_is_rounded():
+    for long, enough in ((3, True), (5, False)):  # worth 4.84 and 4.12 documents of equal length
         lengths = [long] + [2] * 4
         assert round(sum(lengths) ** 2 / sum(n**2 for n in lengths)) == (5 if enough else 4)
         (got,) = estimate(sums_of(np.arange(float(sum(lengths))), lengths))
         assert math.isfinite(got.low) == math.isfinite(got.high) == enough
 
 
-def test_documents_of_a_difference_are_those_that_both_have():
+def test_a_difference_counts_only_shared_documents():
     values = np.arange(16.0)
     lengths = [2] * 8
     lacking = np.where(np.arange(16) < 8, np.nan, values)  # the first four documents
     for mine, theirs in ((values, lacking), (lacking, values)):
         (got,) = estimate(sums_of(mine, lengths), sums_of(theirs, lengths))
         assert math.isfinite(got.mean) and math.isnan(got.low) and math.isnan(got.high)
-    early = np.where(np.arange(16) < 12, values, np.nan)  # six documents, with six others
-    late = np.where(np.arange(16) < 4, np.nan, values)  # it shares four
+    early = np.where(np.arange(16) < 12, values, np.nan)  # the first six documents
+    late = np.where(np.arange(16) < 4, np.nan, values)  # shares four of them
     (got,) = estimate(sums_of(early, lengths), sums_of(late, lengths))
     assert got.mean == pytest.approx(5.5 - 9.5) and math.isnan(got.low)
-    # of the same documents, those count whose tokens are the more uneven
+    # for the same documents, the more uneven token counts decide
     even, uneven = sums_of(np.arange(12.0), [2] * 6), sums_of(np.arange(35.0), [30, *[1] * 5])
     for mine, theirs in ((even, uneven), (uneven, even)):
         (got,) = estimate(mine, theirs)
         assert math.isfinite(got.mean) and math.isnan(got.low)
 
 
-def test_documents_are_counted_bin_by_bin():
-    """The first bin holds a token of all but one document, the second of each."""
+def test_documents_are_counted_per_bin():
+    """The first bin has a token of every document but one, the second of every document."""
     bins = np.array([0, 1] * (LEAST_DOCUMENTS - 1) + [1])
     lengths = [2] * (LEAST_DOCUMENTS - 1) + [1]
     few, enough = estimate(sums_of(np.arange(len(bins)), lengths, bins))
@@ -211,17 +211,19 @@ def test_differences_are_paired_by_document():
         assert getattr(got, name) == pytest.approx(getattr(alone, name), abs=1e-5)
 
 
-def test_a_difference_of_other_tokens_is_that_of_their_means():
+def test_a_difference_over_different_tokens_is_that_of_the_means():
     lengths = [4] * 6
     values = np.arange(24.0)
-    fewer = np.where(np.arange(24) % 4 == 3, np.nan, values)  # of each document but the last token
+    fewer = np.where(
+        np.arange(24) % 4 == 3, np.nan, values
+    )  # without the last token of each document
     bins = np.arange(24) % 4
     (got,) = estimate(sums_of(values, lengths), sums_of(fewer, lengths))
     assert (got.mean, got.low, got.high) == pytest.approx((0.5, 0.5, 0.5))
     *same, only_here = estimate(sums_of(values, lengths, bins), sums_of(fewer, lengths, bins))
     assert [some.mean for some in same] == [0, 0, 0]
     assert math.isnan(only_here.mean) and math.isnan(only_here.low)
-    elsewhere = np.where(np.arange(24) < 20, np.nan, values)  # of the last document alone
+    elsewhere = np.where(np.arange(24) < 20, np.nan, values)  # only the last document
     (got,) = estimate(sums_of(fewer[:20], [*lengths[:5], 0]), sums_of(elsewhere, lengths))
     assert got.mean == pytest.approx(np.nanmean(fewer[:20]) - 21.5)
     assert math.isnan(got.low)  # no document has both

@@ -1,4 +1,4 @@
-"""Losses added up by document and bin, and the files that keep them."""
+"""Losses summed by document and bin, and the files that store them."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def described(stream, *scorings):
 
 
 @pytest.mark.parametrize("scoring", [CHUNK_LONG, LONG, CONTROL], ids=lambda s: s.name)
-def test_sums_are_those_of_a_loop_over_tokens(stream, base, scoring):
+def test_sums_match_a_loop_over_tokens(stream, base, scoring):
     corpus = described(stream, SHORT, LONG)
     losses = np.where(scoring.seen(len(stream)) > 0, base, np.nan).astype(np.float32)
     sums = add_up(losses, scoring, corpus)
@@ -42,9 +42,9 @@ def test_sums_are_those_of_a_loop_over_tokens(stream, base, scoring):
     for position, loss in enumerate(losses.tolist()):
         counts = corpus.well_seen[position] or scoring is not LONG
         if not np.isnan(loss) and counts:
-            of_window = (position - 1) % 64
-            of_document = int(corpus.history[position]) if scoring is LONG else 0
-            place = of_window if scoring is CHUNK_LONG else of_document
+            in_window = (position - 1) % 64
+            in_document = int(corpus.history[position]) if scoring is LONG else 0
+            place = in_window if scoring is CHUNK_LONG else in_document
             cell = corpus.unit[position], place.bit_length()
             nats[cell] += loss
             tokens[cell] += 1
@@ -55,7 +55,7 @@ def test_sums_are_those_of_a_loop_over_tokens(stream, base, scoring):
     assert sums.tokens.sum() < len(stream)
 
 
-def test_a_file_gives_back_what_was_written(scored, stream, base, tmp_path):
+def test_files_round_trip(scored, stream, base, tmp_path):
     (run,), text = added_up([scored("a", {SHORT: base, CHUNK_LONG: base + 1}, seed=3)], stream)
     path = write_scored(run, text, tmp_path / "sums")
     assert path == tmp_path / "sums" / stream.path.name / "a_seed3.npz"
@@ -73,7 +73,7 @@ def test_a_file_gives_back_what_was_written(scored, stream, base, tmp_path):
     assert vars(its_text) | {"document_lengths": 0} == vars(text) | {"document_lengths": 0}
 
 
-def test_damaged_files_are_named(scored, stream, base, tmp_path):
+def test_damaged_files_are_reported(scored, stream, base, tmp_path):
     (run,), text = added_up([scored("a", {SHORT: base})], stream)
     path = write_scored(run, text, tmp_path)
     whole = path.read_bytes()
@@ -89,10 +89,10 @@ def test_damaged_files_are_named(scored, stream, base, tmp_path):
         except ValueError as error:
             assert "a_seed1.npz is damaged, or was written by another version (" in str(error)
             refused += 1
-    assert refused > 3 + len(flipped) / 2  # some bytes of a zip file mean nothing
+    assert refused > 3 + len(flipped) / 2  # some bytes of a zip file have no meaning
 
 
-def test_a_file_of_a_newer_version_is_no_damaged_one(scored, stream, base, tmp_path, monkeypatch):
+def test_a_file_of_a_newer_version_is_refused(scored, stream, base, tmp_path, monkeypatch):
     (run,), text = added_up([scored("a", {SHORT: base})], stream)
     newer = to_yaml(run.config) + "  of_the_future: 1\n"
     monkeypatch.setattr("evaluation.sums.to_yaml", lambda _: newer)
@@ -105,14 +105,14 @@ def test_a_file_of_a_newer_version_is_no_damaged_one(scored, stream, base, tmp_p
         read_scored(tmp_path / "nothing")
 
 
-def test_the_same_text_has_the_same_facts(stream, other_corpus):
+def test_descriptions_identify_the_text_and_the_counted_tokens(stream, other_corpus):
     text, counted = describe_text(stream, [SHORT, LONG])
     assert vars(text).items() >= {"name": stream.path.name, "tokens": len(stream)}.items()
     assert counted.tolist() == well_seen([SHORT, LONG], len(stream)).tolist()
     coarse = Scoring(history=32, stride=16, first=64)
     assert describe_text(stream, [LONG, SHORT])[0].counted == text.counted
     assert describe_text(stream, [LONG, coarse])[0].counted != text.counted
-    later = replace(coarse, first=65)  # as many tokens, but others
+    later = replace(coarse, first=65)  # the same number of tokens, but different ones
     kept = [describe_text(stream, [scoring]) for scoring in (coarse, later)]
     assert kept[0][1].sum() == kept[1][1].sum() and kept[0][0].counted != kept[1][0].counted
     other, _ = describe_text(TokenStream(other_corpus, "val"), [SHORT, LONG])
@@ -120,8 +120,8 @@ def test_the_same_text_has_the_same_facts(stream, other_corpus):
 
 
 @pytest.mark.parametrize("length", [64, 65, 66])
-def test_the_last_bin_is_that_of_the_last_token(length):
-    """Where it is one too few, the last token of a document counts for the next one."""
+def test_the_last_bin_contains_the_last_token(length):
+    """With one bin too few, the last token of a document would count for the next document."""
     n = 3 * length
     lengths = np.full(3, length)
     text = Text(
@@ -147,7 +147,7 @@ def test_the_last_bin_is_that_of_the_last_token(length):
 
 
 @pytest.mark.parametrize("lengths", [[100] * 5, [5] * 3, [30, 30, 30, 30, 30, 1]])
-def test_documents_are_units_where_there_are_enough_or_too_little_text(lengths):
+def test_documents_are_not_cut_if_there_are_enough_or_too_little_text(lengths):
     units, document = units_of(np.array(lengths, dtype=np.int64))
     assert units.tolist() == lengths
     assert document.tolist() == list(range(len(lengths)))

@@ -1,4 +1,4 @@
-"""Tables made of losses that are known."""
+"""Tables from known losses."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from tests.evaluation.known_losses import (
 from training.language.config import load_config
 
 
-def test_strided_rows_are_of_identical_tokens(scored, stream, base):
+def test_strided_rows_use_identical_tokens(scored, stream, base):
     coarse = Scoring(history=64, stride=48, first=64)
     masked = Scoring(history=64, stride=8, first=64, document_mask=True)
     ends = {scored_to(scoring, len(stream)) for scoring in (LONG, coarse)}
@@ -34,7 +34,7 @@ def test_strided_rows_are_of_identical_tokens(scored, stream, base):
     a = scored("a", {SHORT: base, coarse: base})
     b = scored("b", {scoring: base - less for scoring, less in down.items()})
     rows = tables_of([a, b], stream)["strided"]
-    # of 48 tokens only the last 9 see 7/8 of the 64 in the coarse windows
+    # in the coarse windows, only the last 9 of 48 tokens see 7/8 of the 64
     counted = [position for position in range(65, min(ends)) if (position - 65) % 48 >= 39]
     expected = [base[counted].mean() - less for less in (0, 0, *down.values())]
     assert sorted(row["nats"] for row in rows) == pytest.approx(sorted(expected), rel=1e-6)
@@ -45,7 +45,7 @@ def test_strided_rows_are_of_identical_tokens(scored, stream, base):
         assert low < row["nats"] < high
 
 
-def test_chunks_are_compared_each_over_its_own_tokens(scored, stream, base):
+def test_chunk_rows_use_their_own_tokens(scored, stream, base):
     odd = Scoring(history=50, stride=50)
     result = tables_of([scored("a", {odd: base}), scored("b", {CHUNK_LONG: base - 1})], stream)
     a, b = find(result["chunk"], "a"), find(result["chunk"], "b")
@@ -64,7 +64,7 @@ def test_controls_are_compared_with_their_own_intact_windows(scored, stream, bas
     shuffle = Scoring(**control, control="shuffle")
     swapped = Scoring(**control, control="replace")
     intact = Scoring(**control, control="intact")
-    others = {  # that differ from it in one field each, with losses that would be seen
+    others = {  # each differs from `intact` in one field, with losses that would show in the result
         replace(intact, **{name: value}): base + 90 + number
         for number, (name, value) in enumerate(
             (("history", 32), ("stride", 4), ("first", 72), ("near", 6))
@@ -91,7 +91,7 @@ def test_controls_are_compared_with_their_own_intact_windows(scored, stream, bas
         assert (row["near"], difference["to_label"], difference["to_history"]) == (5, label, 64)
         assert difference["nats"] == pytest.approx(rise, abs=1e-5)
         assert difference["interval"] == pytest.approx([rise, rise], abs=1e-5)
-        if label == "b":  # by as much in both seeds
+        if label == "b":  # the same rise in both seeds
             assert difference["half_width_of_seeds"] == pytest.approx(0, abs=1e-5)
     alone = tables_of([scored("c", {shuffle: base})], stream)
     assert alone["control"][0]["difference"] is None
@@ -111,7 +111,7 @@ def test_bits_per_byte_by_hand(scored, stream, base):
 
 
 def brute_force_bins(values, lengths):
-    """Mean of the values that count for each number of bits of their length."""
+    """Count and mean of the values that are not NaN, by the number of bits of their length."""
     bins = {}
     for value, length in zip(values.tolist(), lengths, strict=True):
         if not math.isnan(value):
@@ -157,7 +157,7 @@ def test_bins_of_positions_in_the_window_and_in_the_document(scored, stream, bas
     assert {row["range"] for row in result["document_length"]} == {"64 to 127"}
 
 
-def test_as_trained_is_the_longest_history_with_the_masks_of_training(scored, stream, base):
+def test_as_trained_uses_the_longest_history_and_the_training_masks(scored, stream, base):
     finer = Scoring(history=64, stride=2, first=64)
     masked, chunk_masked = (replace(s, document_mask=True) for s in (LONG, CHUNK_LONG))
     scorings = (SHORT, LONG, finer, masked, chunk_masked, CHUNK_LONG)
@@ -178,9 +178,11 @@ def test_as_trained_is_the_longest_history_with_the_masks_of_training(scored, st
     assert gaps == pytest.approx([5] * len(gaps), abs=1e-5)
 
 
-def test_json_can_hold_all_of_it(scored, stream, base):
+def test_tables_are_valid_json(scored, stream, base):
     early = Scoring(history=64, stride=8, first=300)
-    last = Scoring(history=64, stride=8, first=3 * 121 + 7)  # of five documents, all of four
+    last = Scoring(
+        history=64, stride=8, first=3 * 121 + 7
+    )  # scores five documents, four of them whole
     a = scored("a", {early: base, CHUNK_LONG: base}, context_length=128)
     (a.run.folder / "metrics.jsonl").write_text(
         "".join(json.dumps({"step": i, "tokens_per_s": i * 1.0}) + "\n" for i in (1, 9, 2))
@@ -188,7 +190,7 @@ def test_json_can_hold_all_of_it(scored, stream, base):
     result = tables_of([a, scored("b", {last: base})], stream)
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     for row in result["document_position"]:
-        none = row["bin"] < 4  # up to 7 tokens before
+        none = row["bin"] < 4  # at most 7 tokens before the target
         assert (row["interval"] == [None, None]) == none
         assert (row["difference_interval"] == [None, None]) == none
     assert {row["bin"] for row in result["document_position"]} == set(range(8))
@@ -199,7 +201,7 @@ def test_json_can_hold_all_of_it(scored, stream, base):
     assert (described["step"], described["tokens"], described["gpu_hours"]) == (7, 700, 0.25)
 
 
-def test_lengths_of_documents_at_powers_of_two():
+def test_document_lengths_at_powers_of_two():
     lengths = np.array([63, 64, 64, 127, 128, 1])
     tokens = np.array([[1, 60], [1, 60], [1, 61], [1, 99], [0, 100], [0, 0]])
     nats = tokens * np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0]])

@@ -1,4 +1,4 @@
-"""Losses of single tokens against loops that know nothing of how windows are batched."""
+"""Losses of single tokens, compared with loops over unbatched windows."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -51,7 +51,7 @@ def model(stream):
 
 
 def brute_force(model, text, history, stride, first, eot_id=None):
-    """One window after the other, one document of it after the other where eot_id is given."""
+    """Score window by window and, if eot_id is given, document by document within a window."""
     losses = np.full(len(text), np.nan, dtype=np.float32)
     begin = first + stride - history
     while begin + history < len(text):
@@ -72,7 +72,7 @@ SHAPES = [(40, 9, 31), (40, 9, 60), (17, 17, 0), (8, 3, 40), (1, 1, 0)]
 
 
 @pytest.mark.parametrize(("history", "stride", "first"), SHAPES)
-def test_perplexity_is_that_of_brute_force(model, stream, history, stride, first):
+def test_losses_and_perplexity_match_brute_force(model, stream, history, stride, first):
     losses = score(model, stream, Scoring(history=history, stride=stride, first=first))
     expected = brute_force(model, stream.read(0, len(stream)).tolist(), history, stride, first)
     assert losses.dtype == np.float32 and losses.shape == (len(stream),)
@@ -85,7 +85,7 @@ def test_perplexity_is_that_of_brute_force(model, stream, history, stride, first
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_masked_documents_are_documents_alone(stream, positions):
+def test_masked_documents_equal_separate_documents(stream, positions):
     tokenizer = stream.manifest.tokenizer
     model = make_model(tokenizer.vocab_size, positions=positions)
     shape = {"history": 40, "stride": 13, "first": 27}
@@ -98,7 +98,7 @@ def test_masked_documents_are_documents_alone(stream, positions):
     assert 0 < differs.sum() < len(text) / 2
 
 
-def test_chunks_add_up_to_the_evaluation_of_training(model, stream):
+def test_chunks_match_the_validation_of_training(model, stream):
     scoring = Scoring(history=32, stride=32)
     full = scoring.n_windows(len(stream))
     batches = islice(ValidationBatches(stream, 32, 1), full)
@@ -108,7 +108,7 @@ def test_chunks_add_up_to_the_evaluation_of_training(model, stream):
     assert np.nanmean(losses, dtype=np.float64) == pytest.approx(loss, rel=1e-6)
 
 
-def test_autocast_is_around_the_forward_pass(model, stream):
+def test_autocast_covers_the_forward_pass(model, stream):
     scoring = Scoring(history=32, stride=32)
     losses = score(model, stream, scoring)
     rounded = score(model, stream, scoring, context=partial(autocast, "bfloat16", CPU))
@@ -119,7 +119,7 @@ def test_autocast_is_around_the_forward_pass(model, stream):
 
 
 class Echo(nn.Module):
-    """A model whose losses are the targets."""
+    """Model whose losses are the targets."""
 
     def forward(self, tokens, targets, *, doc_start, reduction):
         assert doc_start is None and reduction == "none"
@@ -128,7 +128,7 @@ class Echo(nn.Module):
 
 
 def echo(*batches):
-    """token_losses of a stream of 5, from (targets, positions)."""
+    """Call token_losses on a stream of 5 tokens with batches of (targets, positions)."""
     return token_losses(
         Echo(),
         [
@@ -141,7 +141,7 @@ def echo(*batches):
     )
 
 
-def test_rows_behind_the_last_window_do_not_count():
+def test_rows_after_the_last_window_do_not_count():
     losses = echo(([[3, 7], [1, 0]], [[4, 1], [2, 0]]), ([[5, 6], [8, 9]], np.zeros((0, 2), int)))
     assert np.array_equal(losses, [0, 7, 1, np.nan, 3], equal_nan=True)
 
@@ -160,7 +160,7 @@ def test_a_position_scored_twice_is_a_defect(batches):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_broken_model_is_refused(value):
+def test_losses_that_are_not_finite_are_an_error(value):
     with pytest.raises(FloatingPointError, match="losses of 1 of 4 tokens are not finite"):
         echo(([[3.0, value], [1.0, 0.0]], [[4, 1], [2, 0]]))
 

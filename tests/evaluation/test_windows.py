@@ -1,4 +1,4 @@
-"""Windows: which tokens they score, what those have before them, and what a control changes."""
+"""Windows: the tokens they score, the context of each, and the changes of a control."""
 
 from itertools import product
 
@@ -32,7 +32,7 @@ def stream(make_shards):
 
 @pytest.fixture
 def ring(make_shards):
-    """A stream of n tokens whose ids are all different."""
+    """Factory of streams of n tokens with distinct ids."""
 
     def make(n):
         return TokenStream(make_shards([list(range(1, n))], vocab_size=1000), "train")
@@ -41,7 +41,7 @@ def ring(make_shards):
 
 
 def scored_windows(stream, scoring, batch_size=4, **options):
-    """Every row that counts, as lists of numbers: tokens, targets, positions."""
+    """Rows that count, as lists of numbers: tokens, targets, positions."""
     rows = []
     batches = ScoringWindows(stream, scoring, batch_size, **options)
     for tokens, targets, _, positions in batches:
@@ -59,14 +59,14 @@ def scored_windows(stream, scoring, batch_size=4, **options):
 
 @pytest.mark.parametrize(("history", "stride", "first"), SHAPES)
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_every_position_once_with_the_text_before_it(stream, history, stride, first, batch_size):
+def test_each_position_is_scored_once_after_its_context(stream, history, stride, first, batch_size):
     scoring = Scoring(history=history, stride=stride, first=first)
     text = stream.read(0, len(stream)).tolist()
     assert len(text) == 107
     rows = scored_windows(stream, scoring, batch_size)
     scored = [position for _, _, positions in rows for position in positions]
     assert scored == list(range(first + 1, first + 1 + len(rows) * stride))
-    assert len(text) - stride <= scored[-1] < len(text)  # less than a stride is left out
+    assert len(text) - stride <= scored[-1] < len(text)  # fewer tokens than a stride are left out
     assert len(rows) == scoring.n_windows(len(text))
     for tokens, targets, positions in rows:
         assert tokens == text[positions[-1] - history : positions[-1]]
@@ -77,7 +77,7 @@ def test_every_position_once_with_the_text_before_it(stream, history, stride, fi
 
 
 @pytest.mark.parametrize(("history", "stride", "first"), SHAPES)
-def test_tokens_seen_are_those_of_the_window_up_to_the_target(stream, history, stride, first):
+def test_tokens_seen_count_the_window_before_the_target(stream, history, stride, first):
     scoring = Scoring(history=history, stride=stride, first=first)
     expected = [0] * len(stream)
     for tokens, _, positions in scored_windows(stream, scoring):
@@ -87,7 +87,7 @@ def test_tokens_seen_are_those_of_the_window_up_to_the_target(stream, history, s
     assert Scoring(history=200, stride=3, first=200).seen(107).tolist() == [0] * 107
 
 
-def test_the_same_first_gives_the_same_tokens_whatever_the_history(stream):
+def test_scored_tokens_do_not_depend_on_the_history(stream):
     scorings = [Scoring(history=h, stride=s, first=40) for h, s in ((7, 3), (40, 3), (33, 11))]
     scored = [
         [position for _, _, positions in scored_windows(stream, scoring) for position in positions]
@@ -108,7 +108,7 @@ def test_ranks_share_the_windows(stream, batch_size, world_size):
 
 
 def brute_force_doc_start(text, start, length):
-    """Token by token: one past the last end of text before the token, if that is in the window."""
+    """Document start of each token: one past the last end of text before it in the window."""
     result, begin = [], 0
     for index, token in enumerate(text[start : start + length]):
         result.append(begin)
@@ -136,7 +136,7 @@ CONTROLLED = [(12, 3, 9, 0), (12, 3, 20, 4), (12, 3, 9, 8), (9, 1, 8, 7)]
 
 @pytest.mark.parametrize("control", ["shuffle", "replace"])
 @pytest.mark.parametrize(("history", "stride", "first", "near"), CONTROLLED)
-def test_controls_leave_alone_what_is_near(ring, control, history, stride, first, near):
+def test_controls_do_not_change_near_tokens(ring, control, history, stride, first, near):
     stream = ring(101)
     shape = {"history": history, "stride": stride, "first": first}
     clean = scored_windows(stream, Scoring(**shape))
@@ -144,7 +144,7 @@ def test_controls_leave_alone_what_is_near(ring, control, history, stride, first
     assert [row[1:] for row in rows] == [row[1:] for row in clean]
     changed = 0
     for (tokens, _, _), (before, _, _) in zip(rows, clean, strict=True):
-        distant = history - stride + 1 - near  # so that the first target has `near` tokens
+        distant = history - stride + 1 - near  # keeps `near` tokens before the first target
         assert tokens[distant:] == before[distant:]
         assert len(tokens) == len(before)
         changed += tokens[distant - 1] != before[distant - 1]
@@ -152,12 +152,12 @@ def test_controls_leave_alone_what_is_near(ring, control, history, stride, first
             assert sorted(tokens) == sorted(before)
         else:
             assert not set(tokens[:distant]) & set(before[:distant])
-    assert changed > len(clean) / 4  # two tokens in another order may stay where they are
+    assert changed > len(clean) / 4  # a shuffle may leave a token in place
 
 
 @pytest.mark.parametrize(("history", "stride", "first", "near"), CONTROLLED)
-def test_intact_windows_are_those_without_a_control(ring, history, stride, first, near):
-    stream = ring(19)  # too short for other text, which is not needed
+def test_intact_windows_equal_windows_without_a_control(ring, history, stride, first, near):
+    stream = ring(19)  # too short for replacement text, which is not needed
     shape = {"history": history, "stride": stride, "first": min(first, 11)}
     intact = scored_windows(stream, Scoring(**shape, control="intact", near=near))
     assert intact == scored_windows(stream, Scoring(**shape)) != []
@@ -179,7 +179,7 @@ def test_shuffles_differ_by_window_and_are_repeatable(ring):
 
 
 @pytest.mark.parametrize("n_tokens", [42, 43, 60, 301])
-def test_what_replaces_is_a_text_from_outside_the_window(ring, n_tokens):
+def test_replacement_text_comes_from_outside_the_window(ring, n_tokens):
     stream = ring(n_tokens)
     text = stream.read(0, n_tokens).tolist()
     scoring = Scoring(history=20, stride=1, first=19, control="replace")
@@ -225,12 +225,12 @@ def test_what_replaces_is_a_text_from_outside_the_window(ring, n_tokens):
         ({"history": 4, "stride": 4, "near": 1}, "near=1 has no effect with control=none"),
     ],
 )
-def test_scorings_that_cannot_be(fields, message):
+def test_invalid_scorings_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Scoring(**fields)
 
 
-def test_streams_that_are_too_short(stream, ring):
+def test_streams_that_are_too_short_are_refused(stream, ring):
     with pytest.raises(ValueError, match=r"has 107 tokens.*first=100 needs 108. Try a longer"):
         ScoringWindows(stream, Scoring(history=9, stride=7, first=100), 1)
     replaced = Scoring(history=20, stride=1, first=19, control="replace")
@@ -238,7 +238,7 @@ def test_streams_that_are_too_short(stream, ring):
         ScoringWindows(ring(41), replaced, 1)
 
 
-def test_names_tell_scorings_apart():
+def test_names_of_scorings_are_unique():
     scorings = [
         Scoring(history=h, stride=s, first=f, document_mask=masked, **control)
         for h, s, f, masked, control in product(
@@ -273,5 +273,5 @@ def test_names_tell_scorings_apart():
         ),
     ],
 )
-def test_words_for_people(scoring, words):
+def test_str_of_a_scoring(scoring, words):
     assert str(scoring) == words

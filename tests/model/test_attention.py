@@ -22,33 +22,33 @@ def make_layer(layer: int = 0, **changes: Any) -> SelfAttention:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Record the arguments of every call from a layer to an attention function."""
-    seen = []
+    recorded = []
 
     def spy(qkv: Any, **options: Any) -> Any:
-        seen.append({"qkv": qkv, **options})
+        recorded.append({"qkv": qkv, **options})
         return flash_attention_packed(qkv, **options)
 
-    def spy_on_three(q: Any, k: Any, v: Any, **options: Any) -> Any:
-        seen.append({"q": q, "k": k, "v": v, **options})
+    def spy_unpacked(q: Any, k: Any, v: Any, **options: Any) -> Any:
+        recorded.append({"q": q, "k": k, "v": v, **options})
         return flash_attention(q, k, v, **options)
 
     monkeypatch.setattr(model.attention, "flash_attention_packed", spy)
-    monkeypatch.setattr(model.attention, "flash_attention", spy_on_three)
-    return seen
+    monkeypatch.setattr(model.attention, "flash_attention", spy_unpacked)
+    return recorded
 
 
-def test_nothing_is_copied_on_the_way_to_attention(calls: list[dict[str, Any]]) -> None:
+def test_qkv_is_passed_to_attention_without_a_copy(calls: list[dict[str, Any]]) -> None:
     x, tables = torch.randn(B, T, C).double(), rotary_tables(torch.arange(T), C // 4, 10_000.0)
     layer = make_layer()
     layer(x)
     layer(x, tables)
-    packed, three = calls
+    packed, unpacked = calls
     assert packed["qkv"].shape == (B, T, 3, 4, C // 4) and packed["qkv"].is_contiguous()
-    assert three["v"].stride() == packed["qkv"].unbind(2)[2].stride()
+    assert unpacked["v"].stride() == packed["qkv"].unbind(2)[2].stride()
 
 
 @pytest.mark.parametrize(("attention", "impl"), [("auto", None), ("sdpa", "sdpa")])
-def test_the_configured_implementation_is_asked_for(
+def test_the_configured_implementation_is_used(
     attention: str, impl: str | None, calls: list[dict[str, Any]]
 ) -> None:
     make_layer(attention=attention)(torch.randn(B, T, C, dtype=torch.float64))
@@ -76,13 +76,13 @@ def test_every_call_in_training_draws_its_own_dropout_seed(calls: list[dict[str,
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_moving_the_whole_sequence_changes_nothing_with_rotary() -> None:
+def test_rotary_attention_is_invariant_to_shifts() -> None:
     layer = make_layer(positions="rotary")
     x = 5 * torch.randn(B, T, C, dtype=torch.float64)
     positions = torch.arange(T)
-    here = layer(x, rotary_tables(positions, C // 4, 10_000.0)).branch
-    there = layer(x, rotary_tables(positions + 777, C // 4, 10_000.0)).branch
-    torch.testing.assert_close(there, here, rtol=0, atol=1e-5)
-    assert (layer(x).branch - here).abs().max() > 1e-2
+    expected = layer(x, rotary_tables(positions, C // 4, 10_000.0)).branch
+    shifted = layer(x, rotary_tables(positions + 777, C // 4, 10_000.0)).branch
+    torch.testing.assert_close(shifted, expected, rtol=0, atol=1e-5)
+    assert (layer(x).branch - expected).abs().max() > 1e-2
     stretched = layer(x, rotary_tables(positions * 3, C // 4, 10_000.0)).branch
-    assert (stretched - here).abs().max() > 1e-2
+    assert (stretched - expected).abs().max() > 1e-2

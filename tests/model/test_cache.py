@@ -30,7 +30,7 @@ def keys_and_values(n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return k, v
 
 
-def test_append_returns_all_so_far_of_that_layer() -> None:
+def test_append_returns_all_keys_and_values_of_the_layer() -> None:
     cache = KVCache(N_LAYER, capacity=7)
     given: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[], []]
     for n_tokens in (3, 1, 2, 1):
@@ -43,7 +43,7 @@ def test_append_returns_all_so_far_of_that_layer() -> None:
     assert cache.length == 7
 
 
-def test_nothing_counts_before_advance_or_after_reset() -> None:
+def test_tokens_count_from_advance_until_reset() -> None:
     cache = KVCache(1, capacity=4)
     first, _ = cache.append(0, *keys_and_values(2))
     k, v = keys_and_values(3)
@@ -63,7 +63,7 @@ def test_dtype_is_that_of_the_first_keys(dtype: torch.dtype) -> None:
     assert [tensor.dtype for tensor in cache.append(0, k, v)] == [dtype, dtype]
 
 
-def test_under_autocast_it_holds_what_the_layers_compute_in() -> None:
+def test_under_autocast_the_cache_has_the_autocast_dtype() -> None:
     model, cache = make_model(positions="rotary"), KVCache(N_LAYER, CONTEXT)
     tokens = torch.randint(VOCAB, (2, 9))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -74,7 +74,7 @@ def test_under_autocast_it_holds_what_the_layers_compute_in() -> None:
     assert error < 0.03 * whole.abs().max()
 
 
-def test_refusals() -> None:
+def test_invalid_keys_are_refused() -> None:
     cache = KVCache(1, capacity=4)
     cache.append(0, *keys_and_values(3))
     cache.advance(3)
@@ -104,7 +104,7 @@ def test_refusals() -> None:
         ("sdpa", [1, 1, 1]),
     ],
 )
-def test_hidden_states_do_not_see_where_the_text_was_cut(
+def test_hidden_states_do_not_depend_on_the_split(
     positions: str, attention: str, parts: list[int]
 ) -> None:
     model = make_model(positions=positions, attention=attention)
@@ -133,7 +133,7 @@ def test_tokens_one_by_one_under_a_butterfly(positions: str, mask: MaskConfig, f
     assert ((dense - whole).abs().amax(dim=-1) > 1e-3)[:, 64:].all()
 
 
-def test_several_tokens_behind_others_are_refused_under_a_butterfly() -> None:
+def test_several_tokens_after_others_are_refused_under_a_butterfly() -> None:
     model, cache = make_model(context_length=64, mask=SPARSEST), KVCache(N_LAYER, 64)
     model.hidden(torch.zeros(1, 20, dtype=torch.int64), cache=cache)
     with pytest.raises(ValueError, match=r"2 new tokens after 20.*=butterfly pass one at a"):
@@ -151,7 +151,7 @@ def test_documents_are_refused_with_a_cache() -> None:
     assert cache.length == 0
 
 
-def test_triton_serves_chunks() -> None:
+def test_triton_supports_chunks() -> None:
     model = make_model(positions="rotary", attention="reference")
     tokens = torch.randint(VOCAB, (1, 8))
     expected = model.hidden(tokens)
@@ -162,7 +162,7 @@ def test_triton_serves_chunks() -> None:
     torch.testing.assert_close(torch.cat(hidden, dim=1), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_sdpa_refuses_a_chunk_behind_others() -> None:
+def test_sdpa_refuses_a_chunk_after_others() -> None:
     model, cache = make_model(attention="sdpa"), KVCache(N_LAYER, 8)
     model.hidden(torch.zeros(1, 3, dtype=torch.int64), cache=cache)
     with pytest.raises(ValueError, match="does not support causal with T_q != T_k"):
@@ -170,7 +170,7 @@ def test_sdpa_refuses_a_chunk_behind_others() -> None:
     assert cache.length == 3
 
 
-def test_learned_positions_end_with_a_cache_too() -> None:
+def test_a_cache_does_not_extend_learned_positions() -> None:
     model, cache = make_model(), KVCache(N_LAYER, 2 * CONTEXT)
     model.hidden(torch.zeros(1, CONTEXT - 1, dtype=torch.int64), cache=cache)
     with pytest.raises(ValueError, match=r"17 tokens.*model.context_length=16.*rotary"):

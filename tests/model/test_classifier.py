@@ -62,11 +62,11 @@ def test_gradients_of_learned_positions_add_up_over_rows() -> None:
     """Permute tokens with their places, per row or the same for all rows: the same images."""
     model, ids, weights = make(embedding="learned"), tokens(), torch.randn(B, 3).double()
     generator = torch.Generator().manual_seed(2)
-    of_rows = torch.stack([torch.randperm(T, generator=generator) for _ in range(B)])
+    row_orders = torch.stack([torch.randperm(T, generator=generator) for _ in range(B)])
     gradients = []
-    for order in (None, of_rows[0], of_rows):
-        there = ids if order is None else ids.gather(1, order.expand(B, T))
-        loss = (model(there, None, order) * weights).sum()
+    for order in (None, row_orders[0], row_orders):
+        permuted = ids if order is None else ids.gather(1, order.expand(B, T))
+        loss = (model(permuted, None, order) * weights).sum()
         gradients.append(torch.autograd.grad(loss, model.pos_emb)[0])
     equal(gradients[1], gradients[0])
     equal(gradients[2], gradients[0])
@@ -74,7 +74,7 @@ def test_gradients_of_learned_positions_add_up_over_rows() -> None:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_order_is_told_by_places_alone(pooling: str, positions: dict[str, Any]) -> None:
+def test_only_positions_determine_the_order(pooling: str, positions: dict[str, Any]) -> None:
     """Permuted tokens with their places give the same logits."""
     model, ids = make(pooling=pooling, **positions), tokens()
     order = torch.randperm(T, generator=torch.Generator().manual_seed(2))
@@ -87,7 +87,9 @@ def test_order_is_told_by_places_alone(pooling: str, positions: dict[str, Any]) 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("extra", [0, 5])
 @pytest.mark.parametrize("positions", [IMAGE, LEARNED])
-def test_packed_images_are_masked_ones(pooling: str, extra: int, positions: dict[str, Any]) -> None:
+def test_packed_images_equal_masked_ones(
+    pooling: str, extra: int, positions: dict[str, Any]
+) -> None:
     """Packing equals masking pixels in attention and pooling, for outputs and gradients."""
     model = make(pooling=pooling, **positions)
     ids = tokens()
@@ -112,7 +114,7 @@ def test_packed_images_are_masked_ones(pooling: str, extra: int, positions: dict
         equal(one, other)
 
 
-def test_mean_and_max_are_what_they_say() -> None:
+def test_mean_and_max_pooling() -> None:
     model = make(pooling="mean_max", n_layer=1)
     lengths = torch.tensor([3, 9, 20, T], dtype=torch.int32)
     x = model.encode(model.tok_emb(tokens()), lengths, None)
@@ -122,7 +124,7 @@ def test_mean_and_max_are_what_they_say() -> None:
         equal(pooled[i], torch.cat((kept.mean(0), kept.amax(0))))
 
 
-def test_a_maximum_gives_its_gradient_to_one_of_equals() -> None:
+def test_the_gradient_of_a_maximum_goes_to_one_of_equal_tokens() -> None:
     """A backward pass that compares with the maximum again may find two equal tokens, or none.
 
     See also the slow test of compiled gradients.
@@ -133,7 +135,7 @@ def test_a_maximum_gives_its_gradient_to_one_of_equals() -> None:
     assert set(x.grad.unique().tolist()) == {0, 1} and (x.grad.sum(1) == 1).all()
 
 
-def test_a_pair_is_encoded_apart() -> None:
+def test_documents_of_a_pair_are_encoded_separately() -> None:
     model, ids = make(documents=2), tokens(6)
     logits = model(ids)
     assert logits.shape == (3, 3)
@@ -150,7 +152,7 @@ def test_dense_and_full_butterfly_agree() -> None:
     equal(sparse(ids), dense(ids))
 
 
-def test_one_hot_is_a_look_up() -> None:
+def test_the_one_hot_embedding_equals_a_lookup() -> None:
     table = TokenEmbedding(7, 5)
     table.init_weights(ordered=False)
     ids = torch.tensor([[0, 6, 6], [3, 2, 0]])
@@ -170,7 +172,9 @@ def test_intensities_start_in_order() -> None:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("positions", POSITIONS[:3])
-def test_padding_of_all_may_be_left_out(pooling: str, positions: dict[str, Any]) -> None:
+def test_padding_shared_by_all_rows_may_be_left_out(
+    pooling: str, positions: dict[str, Any]
+) -> None:
     model = make(pooling=pooling, **positions)
     lengths = torch.tensor([1, 7, 12, 13], dtype=torch.int32)
     equal(model(tokens()[:, :13], lengths), model(tokens(), lengths))
@@ -189,18 +193,18 @@ BUTTERFLY = {"mask": MaskConfig(pattern="butterfly", block_size=16)}
         (tokens()[:, :-16], BUTTERFLY),
     ],
 )
-def test_refuses_other_shapes(ids: torch.Tensor, changes: dict[str, Any]) -> None:
+def test_tokens_of_other_shapes_are_refused(ids: torch.Tensor, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"tokens have shape .*context_length=64"):
         make(**changes)(ids)
 
 
-def test_refuses_half_a_pair() -> None:
+def test_an_odd_number_of_documents_is_refused() -> None:
     with pytest.raises(ValueError, match=r"3 sequences must be a multiple of model.documents=2"):
         make(documents=2)(tokens(3))
 
 
 @pytest.mark.parametrize("positions", [IMAGE, LEARNED])
-def test_compiles_whole(positions: dict[str, Any]) -> None:
+def test_compiles_without_a_graph_break(positions: dict[str, Any]) -> None:
     model = make(**positions, pooling="mean_max").float()
     lengths = torch.full((B,), 9, dtype=torch.int32)
     places = torch.arange(T).expand(B, T)
@@ -237,14 +241,14 @@ def test_compiles_whole(positions: dict[str, Any]) -> None:
         ({"n_embd": 65, "n_head": 5, "embedding": "sinusoidal"}, r"n_embd=65 must be even"),
     ],
 )
-def test_refuses_shapes_that_make_no_model(changes: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(**changes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [None, torch.tensor([5, 20, 40, T], dtype=torch.int32)])
-def test_gradients_are_numbers_when_compiled_in_bfloat16(lengths: torch.Tensor | None) -> None:
+def test_compiled_bfloat16_gradients_are_finite(lengths: torch.Tensor | None) -> None:
     """Recomputed values with other rounding may not contain the maximum, which gave NaN."""
     model = make(**IMAGE, pooling="mean_max").float().train()
     gradients = []

@@ -131,6 +131,6 @@ def test_round_trip() -> None:
         "model.n_head=7",
     ],
 )
-def test_refused(argument: str, resolve) -> None:
+def test_invalid_overrides_are_refused(argument: str, resolve) -> None:
     with pytest.raises(ConfigError, match=argument.partition("=")[0]):
         resolve(argument)

@@ -57,18 +57,18 @@ def test_differences_name_each_field_and_both_values(changes, expected):
     assert differences(SMALL, dataclasses.replace(SMALL, **changes)) == expected
 
 
-def test_rotary_positions_may_reach_further():
-    there = dataclasses.replace(SMALL, positions="rotary")
-    here = dataclasses.replace(there, context_length=32, rope_base=5e5, rope_scaling=4.0)
-    assert differences(there, here) == []
+def test_rotary_settings_may_change_with_a_longer_context():
+    trained = dataclasses.replace(SMALL, positions="rotary")
+    longer = dataclasses.replace(trained, context_length=32, rope_base=5e5, rope_scaling=4.0)
+    assert differences(trained, longer) == []
     changes = [
         "model.rope_base is 10000.0 there and 500000.0 here",
         "model.rope_scaling is 1.0 there and 4.0 here",
     ]
-    assert differing(ROTARY, there, here) == changes
+    assert differing(ROTARY, trained, longer) == changes
     # with the trained context length, these changes are refused
-    assert differences(there, dataclasses.replace(here, context_length=8)) == changes
-    assert differing(ROTARY, there, dataclasses.replace(there, context_length=32)) == []
+    assert differences(trained, dataclasses.replace(longer, context_length=8)) == changes
+    assert differing(ROTARY, trained, dataclasses.replace(trained, context_length=32)) == []
 
 
 def test_each_field_of_the_model_must_agree_or_may_change():
@@ -82,7 +82,7 @@ def test_each_field_of_the_model_must_agree_or_may_change():
 @pytest.mark.parametrize(
     ("old_length", "length"), [(1, 1), (1, 5), (3, 4), (3, 7), (5, 8), (7, 7), (16, 48), (13, 101)]
 )
-def test_longer_tables_are_read_at_fractional_positions(old_length, length):
+def test_longer_tables_interpolate_between_positions(old_length, length):
     table = torch.randn(old_length, 3, dtype=torch.float64)
     longer = extend_positions(table, length)
     assert longer.shape == (length, 3)
@@ -95,7 +95,7 @@ def test_longer_tables_are_read_at_fractional_positions(old_length, length):
     assert torch.equal(longer[0], table[0])
 
 
-def test_what_grows_with_the_position_grows_more_slowly():
+def test_a_ramp_is_stretched_over_a_longer_table():
     ramp = torch.arange(6, dtype=torch.float32)[:, None]
     expected = [0.0, 0.6, 1.2, 1.8, 2.4, 3.0, 3.6, 4.2, 4.8, 5.0]  # 5.4 is past the last row
     torch.testing.assert_close(extend_positions(ramp, 10)[:, 0], torch.tensor(expected))
@@ -121,7 +121,7 @@ def test_shorter_tables_are_the_first_rows(length):
 
 
 @pytest.mark.parametrize("context_length", [5, 8, 20])
-def test_learned_positions_are_all_that_changes(context_length):
+def test_only_learned_positions_change(context_length):
     model = GPT(SMALL)
     longer = GPT(dataclasses.replace(SMALL, context_length=context_length))
     longer.load_state_dict(with_context_length(model.state_dict(), context_length))
@@ -133,7 +133,7 @@ def test_learned_positions_are_all_that_changes(context_length):
     )
 
 
-def test_rotary_weights_stay_as_they_are():
+def test_rotary_weights_do_not_change():
     config = dataclasses.replace(SMALL, positions="rotary")
     weights = GPT(config).state_dict()
     assert with_context_length(weights, 64) == weights

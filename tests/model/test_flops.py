@@ -1,4 +1,4 @@
-"""The FLOP formulas against PyTorch's counter, and the table of GPUs."""
+"""FLOP formulas compared with PyTorch's counter, and the table of GPUs."""
 
 import pytest
 import torch
@@ -33,8 +33,8 @@ def test_formulas_agree_with_the_flop_counter() -> None:
     )
     model = GPT(config)
     tokens, targets = torch.randint(128, (2, B, T))
-    # the oracle multiplies every query with every key, so "full" is what it really does
-    vectors = sum(p.numel() for p in model.parameters() if p.dim() == 1)  # no matmul in these
+    # the reference multiplies every query with every key, as the full (not causal) formula counts
+    vectors = sum(p.numel() for p in model.parameters() if p.dim() == 1)  # vectors need no matmul
     matmul = forward_flops_per_token(config, causal=False) - 2 * vectors
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         model(tokens, targets)
@@ -44,7 +44,7 @@ def test_formulas_agree_with_the_flop_counter() -> None:
     assert both.get_total_flops() == 3 * matmul * B * T
 
 
-def test_causal_halves_attention_alone() -> None:
+def test_causal_halves_only_attention() -> None:
     config = ModelConfig()
     N, attention = count_params(config), 12 * 12 * 768 * 1024
     assert N == 124_439_808 - 1024 * 768

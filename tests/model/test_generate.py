@@ -52,13 +52,13 @@ def test_greedy_is_argmax_step_by_step(positions: str, prompt: torch.Tensor) -> 
     assert torch.equal(generate(model, prompt, 3 * CONTEXT, temperature=0.0), expected)
 
 
-def test_windows_are_those_of_the_docstring() -> None:
+def test_windows_match_the_docstring() -> None:
     assert [window_start(length, 4) for length in range(1, 10)] == [0, 0, 0, 0, 3, 3, 3, 6, 6]
     assert [window_start(length, 5) for length in range(5, 12)] == [0, 4, 4, 4, 4, 8, 8]
 
 
 @pytest.mark.parametrize("context_length", [1, 2, 3, 7, 16])
-def test_windows_fit_hold_half_a_context_and_move_seldom(context_length: int) -> None:
+def test_windows_keep_half_a_context_and_move_rarely(context_length: int) -> None:
     starts = [window_start(length, context_length) for length in range(1, 200)]
     read = 0
     for length, (before, start) in enumerate(zip([0, *starts], starts, strict=False), start=1):
@@ -107,7 +107,7 @@ def test_the_cache_changes_no_token_under_a_butterfly(
     mask = MaskConfig(pattern="butterfly", block_size=16, window_blocks=1, global_blocks=0)
     shape = {"context_length": 70, "positions": positions}  # five blocks, the last one partial
     model, prompts = make_model(**shape, mask=mask), torch.randint(VOCAB, (2, n_prompt))
-    cached = generate(model, prompts, 150, **draws)  # the window moves three times or four
+    cached = generate(model, prompts, 150, **draws)  # the window moves three or four times
     assert torch.equal(cached, generate(model, prompts, 150, cached=False, **draws))
     assert not torch.equal(cached, generate(make_model(**shape), prompts, 150, **draws))
 
@@ -120,9 +120,7 @@ def test_every_implementation_generates(attention: str, prompt: torch.Tensor) ->
 
 
 @pytest.mark.parametrize("n_prompt", [1, 3, CONTEXT + 2])
-def test_a_cached_token_is_one_pass_of_one_token(
-    n_prompt: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_reads_one_token_per_step(n_prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = make_model(), []
     hidden = model.hidden
 
@@ -142,7 +140,7 @@ def test_a_cached_token_is_one_pass_of_one_token(
 
 
 @POSITIONS
-def test_a_greedy_row_is_what_its_prompt_alone_gives(positions: str) -> None:
+def test_greedy_rows_do_not_depend_on_the_batch(positions: str) -> None:
     model = make_model(positions=positions)
     prompts = torch.randint(VOCAB, (5, 7))
     together = generate(model, prompts, 2 * CONTEXT, temperature=0.0)
@@ -167,7 +165,7 @@ def test_stream_yields_the_tokens_of_generate(prompt: torch.Tensor) -> None:
     assert torch.equal(torch.stack(drawn, dim=1), expected)
 
 
-def test_stream_leaves_gradients_and_its_own_tokens_alone(prompt: torch.Tensor) -> None:
+def test_stream_keeps_gradients_enabled_and_copies_its_tokens(prompt: torch.Tensor) -> None:
     model = make_model().train()
     expected = generate(model, prompt, 4, temperature=0.0)[:, prompt.shape[1] :]
     tokens = stream(model, prompt, 4, temperature=0.0)
@@ -179,9 +177,9 @@ def test_stream_leaves_gradients_and_its_own_tokens_alone(prompt: torch.Tensor) 
         token.zero_()  # the caller may modify a token
     assert torch.equal(torch.stack(got, dim=1), expected)
     assert model.training
-    broken_off = stream(model, prompt, 4)
-    next(broken_off)
-    del broken_off
+    abandoned = stream(model, prompt, 4)
+    next(abandoned)
+    del abandoned
     assert model.training
 
 
@@ -193,7 +191,7 @@ def test_tokens_can_be_trained_on(prompt: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_rows_stop_and_the_last_one_ends_it(cached: bool) -> None:
+def test_rows_stop_and_generation_ends_with_the_last_one(cached: bool) -> None:
     model = make_model()
     prompts = torch.randint(VOCAB, (4, 3))
     free = generate(model, prompts, 40, seed=5)[:, 3:]
@@ -214,7 +212,7 @@ def test_rows_stop_and_the_last_one_ends_it(cached: bool) -> None:
     assert torch.equal(early[:, 3:], same[:, : end + 1])
 
 
-def test_a_prompt_may_hold_the_stop_id() -> None:
+def test_a_prompt_may_contain_the_stop_id() -> None:
     model = make_model()
     prompts = torch.full((1, 4), 7)
     free = generate(model, prompts, 5, seed=0)
@@ -222,7 +220,7 @@ def test_a_prompt_may_hold_the_stop_id() -> None:
     assert torch.equal(generate(model, prompts, 5, seed=0, stop_id=7), free)
 
 
-def test_refuse_lets_the_context_be_filled(prompt: torch.Tensor) -> None:
+def test_past_context_refuse_allows_a_full_context(prompt: torch.Tensor) -> None:
     model = make_model()
     full = generate(model, prompt, CONTEXT - 3, temperature=0.0, past_context="refuse")
     assert torch.equal(full, generate(model, prompt, CONTEXT - 3, temperature=0.0))
@@ -251,14 +249,14 @@ def brute_force(p: list[float], top_k: int | None, top_p: float | None) -> list[
     st.one_of(st.none(), st.integers(1, 12)),
     st.one_of(st.none(), st.floats(0.01, 0.99)),
 )
-def test_probabilities_are_those_of_brute_force(
+def test_probabilities_match_brute_force(
     seed: int, temperature: float, top_k: int | None, top_p: float | None
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(2, 12, generator=generator)
     got = probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
-    for row, all_of_them in zip(got, (logits / temperature).softmax(dim=-1), strict=True):
-        expected = brute_force(all_of_them.tolist(), top_k, top_p)
+    for row, full_row in zip(got, (logits / temperature).softmax(dim=-1), strict=True):
+        expected = brute_force(full_row.tolist(), top_k, top_p)
         torch.testing.assert_close(row, torch.tensor(expected), rtol=1e-4, atol=1e-6)
 
 
@@ -275,19 +273,19 @@ def test_the_nucleus_is_minimal() -> None:
     assert kept(0.9) == kept(1.0) == [0, 1, 2, 3]
 
 
-def test_a_nucleus_of_everything_is_everything() -> None:
+def test_top_p_of_one_changes_nothing() -> None:
     logits = 8 * torch.randn(3, 50_257)
     assert torch.equal(probabilities(logits, top_p=1.0), logits.softmax(dim=-1))
 
 
 @pytest.mark.parametrize("temperature", [1e-10, 1e-40, 5e-324])
-def test_low_temperatures_take_the_likeliest(temperature: float) -> None:
+def test_low_temperatures_choose_the_likeliest(temperature: float) -> None:
     p = probabilities(torch.tensor([[1.0, 3.0, 2.0], [-4.0, -5.0, -4.5]]), temperature=temperature)
     assert p.tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_broken_model_draws_nothing(temperature: float, prompt: torch.Tensor) -> None:
+def test_logits_that_are_not_finite_are_an_error(temperature: float, prompt: torch.Tensor) -> None:
     model = make_model()
     with torch.no_grad():
         model.tok_emb.weight.fill_(torch.nan)
@@ -301,7 +299,7 @@ def test_a_broken_model_draws_nothing(temperature: float, prompt: torch.Tensor) 
         generate(model, prompt, 2, temperature=temperature)
 
 
-def test_seeds_repeat_and_leave_the_global_generator_alone(prompt: torch.Tensor) -> None:
+def test_seeds_repeat_and_do_not_use_the_global_generator(prompt: torch.Tensor) -> None:
     model = make_model()
     before = torch.get_rng_state()
     first = generate(model, prompt, 12, seed=1)
@@ -312,7 +310,7 @@ def test_seeds_repeat_and_leave_the_global_generator_alone(prompt: torch.Tensor)
     assert first.shape == (2, 15) and first.max() < VOCAB
 
 
-def test_without_a_seed_the_global_generator_draws(prompt: torch.Tensor) -> None:
+def test_without_a_seed_the_global_generator_is_used(prompt: torch.Tensor) -> None:
     model = make_model()
     torch.manual_seed(7)
     first = generate(model, prompt, 12)
@@ -329,7 +327,7 @@ def test_draws_follow_the_distribution() -> None:
     torch.testing.assert_close(drawn.bincount(minlength=VOCAB) / 4000, expected, rtol=0, atol=0.03)
 
 
-def test_top_k_draws_from_the_likeliest_alone() -> None:
+def test_top_k_draws_only_from_the_likeliest() -> None:
     model = make_model().eval()
     prompts = torch.full((500, 1), 5)
     drawn = generate(model, prompts, 1, temperature=5.0, top_k=3, seed=0)[:, 1]
@@ -353,7 +351,7 @@ def test_no_dropout_while_generating_and_the_mode_is_restored(
     assert not out.requires_grad
 
 
-def test_nothing_to_add(prompt: torch.Tensor) -> None:
+def test_zero_new_tokens_return_the_prompt(prompt: torch.Tensor) -> None:
     assert torch.equal(generate(make_model(), prompt, 0), prompt)
 
 
@@ -379,7 +377,9 @@ def test_nothing_to_add(prompt: torch.Tensor) -> None:
         ({"stop_id": VOCAB}, "stop_id=61"),
     ],
 )
-def test_refusals(arguments: dict[str, Any], message: str, prompt: torch.Tensor) -> None:
+def test_invalid_arguments_are_refused(
+    arguments: dict[str, Any], message: str, prompt: torch.Tensor
+) -> None:
     with pytest.raises(ValueError, match=message):
         # refused by the call, before the first token is requested
         stream(make_model(), **({"tokens": prompt, "max_new_tokens": 4} | arguments))

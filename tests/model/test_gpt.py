@@ -70,7 +70,7 @@ def test_loss_is_the_cross_entropy_of_the_logits(positions: str) -> None:
     torch.testing.assert_close(model(tokens, targets, reduction="sum"), loss * targets.numel())
 
 
-def test_losses_of_single_tokens_make_up_the_sum() -> None:
+def test_losses_of_single_tokens_add_up_to_the_sum() -> None:
     model = make_model()
     tokens, targets = make_batch()
     targets[1, 5:] = -100
@@ -96,7 +96,7 @@ def test_fewer_targets_are_those_of_the_last_tokens(n_targets: int) -> None:
     torch.testing.assert_close(model(tokens, last, doc_start=doc_start), counted.mean())
 
 
-def test_fewer_targets_have_the_gradients_of_the_others_left_out() -> None:
+def test_fewer_targets_have_the_gradients_of_ignored_others() -> None:
     model = make_model()
     tokens, targets = make_batch()
     model(tokens, targets[:, -6:]).backward()
@@ -128,7 +128,7 @@ MASKS = {
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_packed_documents_equal_documents_alone(positions: str, mask: str) -> None:
+def test_packed_documents_equal_separate_documents(positions: str, mask: str) -> None:
     lengths = [3, 1, 7, 5]  # all in one block, because a document alone has other blocks
     model = make_model(positions=positions, mask=MASKS[mask])
     tokens, targets = make_batch(batch=2, seq_len=sum(lengths))
@@ -163,23 +163,23 @@ def test_documents_of_another_shape_are_refused() -> None:
 
 
 @pytest.mark.parametrize("seq_len", [17, 31, 100])
-def test_butterfly_hides_what_it_leaves_out(seq_len: int) -> None:
+def test_a_butterfly_hides_masked_tokens(seq_len: int) -> None:
     mask = MaskConfig(pattern="butterfly", block_size=16, window_blocks=1, global_blocks=0)
     model = make_model(context_length=128, n_layer=1, mask=mask)
     tokens, _ = make_batch(batch=1, seq_len=seq_len)
-    seen = mask.build(seq_len).to_dense(seq_len, seq_len)[0].tril()  # type: ignore[union-attr]
-    assert bool((seen == torch.ones_like(seen).tril()).all()) == (seq_len < 32)
+    visible = mask.build(seq_len).to_dense(seq_len, seq_len)[0].tril()  # type: ignore[union-attr]
+    assert bool((visible == torch.ones_like(visible).tril()).all()) == (seq_len < 32)
     logits = model(tokens)
     for changed in (0, 16, seq_len // 2):
         other = tokens.clone()
         other[0, changed] = (other[0, changed] + 1) % VOCAB
         differs = (model(other) != logits).any(-1)[0]
-        assert torch.equal(differs, seen[:, changed])
+        assert torch.equal(differs, visible[:, changed])
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_compiled_whole_with_documents_and_masks(mask: str) -> None:
-    torch.compiler.reset()  # what other tests compiled counts towards a limit
+def test_compiles_with_documents_and_masks(mask: str) -> None:
+    torch.compiler.reset()  # graphs of other tests count towards the recompile limit
     model = make_model(mask=MASKS[mask], attention="reference", n_layer=1)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     for seq_len in (17, CONTEXT):
@@ -286,7 +286,7 @@ def test_attention_implementations_agree(positions: str, inverse_layer: bool) ->
     torch.testing.assert_close(gradients["sdpa"], gradients["reference"], rtol=1e-5, atol=1e-7)
 
 
-def test_rotary_reads_more_than_it_was_trained_on() -> None:
+def test_rotary_reads_more_tokens_than_the_context_length() -> None:
     model = make_model(positions="rotary")
     tokens, _ = make_batch(seq_len=CONTEXT + 9)
     torch.testing.assert_close(model(tokens)[:, :CONTEXT], model(tokens[:, :CONTEXT]))
@@ -335,7 +335,7 @@ def _checkpointed(forward: Any) -> Any:
 
 @pytest.mark.parametrize(("positions", "dropout"), [("learned", 0.0), ("rotary", 0.1)])
 def test_compiles_without_a_graph_break(positions: str, dropout: float) -> None:
-    torch.compiler.reset()  # what other tests compiled counts towards a limit
+    torch.compiler.reset()  # graphs of other tests count towards the recompile limit
     # the reference reads its dropout seed on the host, which breaks the graph: use sdpa instead
     rates = {"dropout": dropout, "attention_dropout": dropout}
     model = make_model(positions=positions, attention="sdpa", n_layer=1, **rates)

@@ -1,4 +1,4 @@
-"""Same weights, same numbers: our GPT against the GPT-2 of Hugging Face transformers."""
+"""Our GPT gives the same numbers as the GPT-2 of Hugging Face transformers with equal weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Convert transformers' GPT-2 to ours and back; tests/scripts tests the files."""
+"""Convert transformers' GPT-2 to ours and back; tests/scripts covers the files."""
 
 from dataclasses import dataclass, replace
 
@@ -52,7 +52,7 @@ def test_imported_weights_give_the_logits_of_transformers(make_gpt2, inverse_lay
 
 
 @pytest.mark.parametrize(("vocab_size", "vocab_multiple"), [(61, 64), (64, 64), (61, 1), (1, 7)])
-def test_out_and_in_again_is_exact(vocab_size, vocab_multiple):
+def test_export_then_import_is_exact(vocab_size, vocab_multiple):
     config = ModelConfig(
         vocab_size=vocab_size,
         vocab_multiple=vocab_multiple,
@@ -67,12 +67,12 @@ def test_out_and_in_again_is_exact(vocab_size, vocab_multiple):
     assert_same(state_from_hf(exported, config), state)
 
 
-def test_in_and_out_again_is_exact(tensors):
+def test_import_then_export_is_exact(tensors):
     assert_same(state_to_hf(state_from_hf(tensors, CONFIG), CONFIG), tensors)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_comes_back_exactly(tensors, dtype):
+def test_half_precision_round_trips(tensors, dtype):
     half = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     state = state_from_hf(half, CONFIG)
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
@@ -141,7 +141,7 @@ def test_a_model_without_biases_is_exported_with_zeros(make_gpt2):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_weights_that_are_not_finite_are_refused_on_both_ways(tensors, value):
+def test_weights_that_are_not_finite_are_refused_in_both_directions(tensors, value):
     state = random_state(CONFIG)
     state["ln_f.weight"][3] = value
     with pytest.raises(ValueError, match=r"ln_f.weight has values that are not finite"):
@@ -152,12 +152,12 @@ def test_weights_that_are_not_finite_are_refused_on_both_ways(tensors, value):
         state_from_hf(tensors | {"transformer.ln_f.weight": broken}, CONFIG)
 
 
-def test_many_names_are_cut():
+def test_long_lists_of_names_are_shortened():
     with pytest.raises(ValueError, match=r"lacks (\S+, ){11}\S+ and 28 more"):
         state_from_hf({}, CONFIG)
 
 
-def test_configuration_comes_back():
+def test_configuration_round_trips():
     config = ModelConfig(
         vocab_size=VOCAB,
         context_length=40,
@@ -171,7 +171,7 @@ def test_configuration_comes_back():
     assert config_from_hf(config_to_hf(config, eot_id=7, dtype=torch.float32)) == config
 
 
-def test_defaults_are_those_of_transformers(make_gpt2):
+def test_defaults_match_transformers(make_gpt2):
     assert config_from_hf(HF) == config_from_hf(make_gpt2(vocab_size=VOCAB).config.to_dict())
     harmless = {"n_inner": 128, "activation_function": "gelu_pytorch_tanh"}
     assert config_from_hf(HF | harmless | {"reorder_and_upcast_attn": True}) == config_from_hf(HF)
@@ -212,7 +212,7 @@ def test_block_masks_cannot_be_exported():
     config_to_hf(unused, eot_id=0, dtype=torch.float32)
 
 
-def test_what_a_later_version_adds_cannot_be_exported_unless_unused():
+def test_new_fields_cannot_be_exported_unless_unused():
     @dataclass(frozen=True, kw_only=True)
     class Later(ModelConfig):
         novelty: str = "none"

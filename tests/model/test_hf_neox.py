@@ -23,7 +23,7 @@ OLD = {key: value for key, value in HF.items() if key != "rope_parameters"}
 def theirs_of(config: ModelConfig, hf: dict, state: dict) -> GPTNeoXForCausalLM:
     model = GPTNeoXForCausalLM(GPTNeoXConfig(**hf)).eval()
     missing, unexpected = model.load_state_dict(state_to_hf(state, config), strict=False)
-    # it is tied
+    # the head is tied
     assert missing in (["embed_out.weight"], ["lm_head.weight"]) and not unexpected
     model.tie_weights()
     return model
@@ -46,7 +46,7 @@ def test_transformers_gives_our_logits(change: dict, hf_of: str) -> None:
     assert expected.std() > 1  # otherwise the comparison means little
 
 
-def test_out_and_in_again_is_exact() -> None:
+def test_export_then_import_is_exact() -> None:
     for config in (CONFIG, replace(CONFIG, rope_base=500.0, rope_scaling=4.0, dropout=0.25)):
         hf = config_to_hf(config, eot_id=7, dtype=torch.float32)
         assert config_from_hf(hf) == config
@@ -54,7 +54,7 @@ def test_out_and_in_again_is_exact() -> None:
         assert_same(state_from_hf(state_to_hf(state, config), config), state)
 
 
-def test_what_transformers_saves_is_read() -> None:
+def test_reads_models_saved_by_transformers() -> None:
     theirs = GPTNeoXForCausalLM(GPTNeoXConfig(**HF)).eval()
     config = config_from_hf(theirs.config.to_dict())
     assert config == CONFIG
@@ -97,7 +97,7 @@ def test_other_models_are_refused(change: dict, message: str) -> None:
         config_from_hf(HF | change)
 
 
-def test_transformers_defaults_are_those_of_another_model() -> None:
+def test_transformers_defaults_are_refused() -> None:
     required = {name: HF[name] for name in ("model_type", "vocab_size", "hidden_size")}
     with pytest.raises(ValueError, match="hidden_act='gelu'"):
         config_from_hf(required)

@@ -23,13 +23,13 @@ def scores(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return q @ k.T
 
 
-def test_axial_scores_depend_on_both_differences_alone() -> None:
+def test_axial_scores_depend_only_on_both_differences() -> None:
     rows, columns = torch.tensor([0, 5, 2, 7]), torch.tensor([1, 9, 4, 12])
-    found = scores(rows, columns)
-    torch.testing.assert_close(scores(rows + 11, columns + 40), found, atol=1e-5, rtol=0)
+    expected = scores(rows, columns)
+    torch.testing.assert_close(scores(rows + 11, columns + 40), expected, atol=1e-5, rtol=0)
     # (0, 1) to (5, 9) is as far as (2, 4) to (7, 12)
-    torch.testing.assert_close(found[0, 1], found[2, 3], atol=1e-5, rtol=0)
-    assert (scores(columns, rows) - found).abs().max() > 0.01
+    torch.testing.assert_close(expected[0, 1], expected[2, 3], atol=1e-5, rtol=0)
+    assert (scores(columns, rows) - expected).abs().max() > 0.01
 
 
 def test_axial_wavelengths() -> None:
@@ -42,7 +42,7 @@ def test_axial_wavelengths() -> None:
     assert torch.equal(cos[:, 4:], torch.ones(3, 4))  # columns' pairs
 
 
-def test_sinusoids_are_those_of_the_paper() -> None:
+def test_sinusoids_match_the_paper() -> None:
     table = sinusoids(torch.arange(5), 8)
     for position in range(5):
         for i in range(4):
@@ -51,7 +51,7 @@ def test_sinusoids_are_those_of_the_paper() -> None:
             assert table[position, 4 + i] == pytest.approx(math.cos(angle), abs=1e-6)
 
 
-def test_waves_are_the_same_place_in_all_sizes() -> None:
+def test_waves_depend_on_the_relative_place_in_the_image() -> None:
     small = row_and_column_waves(torch.tensor([1]), torch.tensor([3]), 4, 3)
     large = row_and_column_waves(torch.tensor([4, 7]), torch.tensor([12, 15]), 16, 3)
     assert small.shape == (1, 12)

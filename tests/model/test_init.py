@@ -19,7 +19,7 @@ TINY: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("size", "count"), [("small", 124_439_808), ("medium", 354_823_168)])
-def test_parameter_counts_are_those_of_gpt2(size: str, count: int) -> None:
+def test_parameter_counts_match_gpt2(size: str, count: int) -> None:
     config = ModelConfig(**GPT2_SIZES[size])
     with torch.device("meta"):
         model = GPT(config)
@@ -44,7 +44,7 @@ def test_initial_weights_have_gpt2_statistics() -> None:
             assert abs(drawn.mean().item()) < 5 * std / math.sqrt(drawn.numel()), name
 
 
-def test_initial_loss_is_that_of_a_uniform_guess() -> None:
+def test_initial_loss_matches_a_uniform_guess() -> None:
     torch.manual_seed(0)
     model = GPT(ModelConfig(**TINY))
     tokens, targets = torch.randint(TINY["vocab_size"], (2, 16, 32))

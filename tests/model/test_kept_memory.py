@@ -16,17 +16,17 @@ CONFIG: dict[str, Any] = {
 
 
 @functools.cache
-def kept(share: float = 1.0, **settings: Any) -> tuple[int, float]:
-    """Bytes that a compiled forward pass under autocast saves for backward, and the loss."""
+def saved_for_backward(share: float = 1.0, **settings: Any) -> tuple[int, float]:
+    """Bytes that a compiled forward pass under autocast saves for the backward, and the loss."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = GPT(ModelConfig(**CONFIG, **settings))
     tokens = torch.randint(50, (B, T))
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
-    def note(x: torch.Tensor) -> torch.Tensor:
+    def record(x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return x
 
     compiled = torch.compile(model, backend="aot_eager_decomp_partition")
@@ -35,26 +35,27 @@ def kept(share: float = 1.0, **settings: Any) -> tuple[int, float]:
         torch.autocast("cpu", dtype=torch.bfloat16),
     ):
         compiled(tokens, tokens).backward()
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(record, lambda x: x):
             loss = compiled(tokens, tokens)
     for parameter in model.parameters():
-        found.pop(parameter.untyped_storage().data_ptr(), None)
-    return sum(found.values()), loss.item()
+        sizes.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(sizes.values()), loss.item()
 
 
-def test_a_gelu_that_is_computed_again_is_not_kept() -> None:
-    (less, loss), (more, same_loss) = kept(), kept(recompute_gelu=False)
+def test_a_recomputed_gelu_is_not_saved() -> None:
+    (less, loss), (more, same_loss) = saved_for_backward(), saved_for_backward(recompute_gelu=False)
     assert more - less == LAYERS * B * T * 4 * C * 2  # (tokens, 4 C) in bfloat16, of each layer
     assert loss == same_loss
 
 
 def test_a_residual_stream_in_bfloat16_takes_less() -> None:
     # each layer saves two sums for its norms; all other saved tensors are bfloat16 either way
-    assert kept(residual_in_fp32=True)[0] - kept()[0] >= LAYERS * 2 * B * T * C * 2
+    (more, _), (less, _) = saved_for_backward(residual_in_fp32=True), saved_for_backward()
+    assert more - less >= LAYERS * 2 * B * T * C * 2
 
 
-def test_a_share_of_the_memory_is_kept() -> None:
-    found = [kept(share) for share in (1.0, 0.9, 0.5)]
-    (most, loss), (less, _), (least, _) = found
+def test_the_memory_budget_limits_the_saved_bytes() -> None:
+    results = [saved_for_backward(share) for share in (1.0, 0.9, 0.5)]
+    (most, loss), (less, _), (least, _) = results
     assert most > less > least
-    assert {same for _, same in found} == {loss}
+    assert {same for _, same in results} == {loss}

@@ -29,12 +29,12 @@ def test_layout_is_butterfly_window_and_global_blocks() -> None:
 def test_the_last_of_128_blocks_sees_the_most() -> None:
     mask = MaskConfig(pattern="butterfly").build(16_384)  # as stated in docs/evaluation.md
     assert mask is not None and mask.layout.shape == (1, 128, 128)
-    seen = mask.layout[0].tril().sum(dim=1)
-    assert seen.float().mean().item() == pytest.approx(5.9, abs=0.05)
-    assert seen[-1] == seen.max() == 9
+    visible = mask.layout[0].tril().sum(dim=1)
+    assert visible.float().mean().item() == pytest.approx(5.9, abs=0.05)
+    assert visible[-1] == visible.max() == 9
 
 
-def test_last_query_sees_what_it_sees_among_all() -> None:
+def test_the_mask_of_the_last_query_matches_the_whole_mask() -> None:
     config = MaskConfig(pattern="butterfly", block_size=16)
     for seq_len in (1, 16, 17, 100, 128):
         whole, last = config.build(seq_len), config.build(seq_len, last_query_only=True)
@@ -60,7 +60,7 @@ def test_window_of_two_connects_every_block_to_its_past() -> None:
     assert torch.equal(reached(2), past)
 
 
-def test_arithmetic_counts_what_the_mask_keeps() -> None:
+def test_flops_count_only_unmasked_pairs() -> None:
     mask = MaskConfig(pattern="butterfly")
     dense, sparse = ModelConfig(context_length=4096), ModelConfig(context_length=4096, mask=mask)
     for causal in (True, False):
@@ -81,7 +81,7 @@ def test_arithmetic_counts_what_the_mask_keeps() -> None:
         ({"global_blocks": -1}, "model.mask.global_blocks=-1 must be at least 0"),
     ],
 )
-def test_refusals(fields: dict[str, Any], message: str) -> None:
+def test_invalid_fields_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MaskConfig(**fields)
 

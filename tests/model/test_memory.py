@@ -24,12 +24,12 @@ def test_absurd_sizes_are_refused(options, message):
         ModelConfig(**options)
 
 
-def test_a_classifier_with_a_large_vocabulary():
+def test_a_classifier_with_a_large_vocabulary_is_refused():
     with pytest.raises(ValueError, match="model.vocab_size=1025 must be at most 1,024"):
         ClassifierConfig(vocab_size=1025, n_classes=2, context_length=8)
 
 
-def test_a_model_that_the_machine_cannot_hold():
+def test_a_model_larger_than_the_memory_is_refused():
     large = {"n_layer": 10_000, "n_embd": 2**20, "n_head": 2**12}
     with pytest.raises(ValueError, match=r"model.n_layer=10000, .* GiB of weights, and this mach"):
         GPT(ModelConfig(**large, context_length=8))

@@ -50,7 +50,7 @@ def tokens(length: int = 64) -> torch.Tensor:
 
 
 @choices
-def test_parameters_are_counted(change: dict) -> None:
+def test_count_params_agrees_with_the_model(change: dict) -> None:
     model = GPT(replace(BASE, **change))
     assert model.n_params(positions=False) == count_params(model.config)
 
@@ -67,7 +67,7 @@ def test_a_cache_changes_nothing(change: dict) -> None:
 
 
 @choices
-def test_every_parameter_learns(change: dict) -> None:
+def test_every_parameter_has_a_gradient(change: dict) -> None:
     model = GPT(replace(BASE, **change))
     x = tokens()
     model(x, x).backward()
@@ -75,7 +75,7 @@ def test_every_parameter_learns(change: dict) -> None:
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
-def test_a_window_hides_what_is_before_it() -> None:
+def test_a_window_hides_earlier_tokens() -> None:
     torch.manual_seed(0)
     config = replace(BASE, n_layer=1, window_size=9)
     x, y = tokens(), tokens()
@@ -102,7 +102,7 @@ def test_grouped_heads_share_keys_and_values() -> None:
     torch.testing.assert_close(attention(x).branch, expected)
 
 
-def test_norms_and_gates_are_pytorchs() -> None:
+def test_norms_and_gates_match_pytorch() -> None:
     torch.manual_seed(0)
     model = GPT(replace(MODERN, n_layer=1)).double().eval()
     block = model.blocks[0]
@@ -123,7 +123,7 @@ def test_norms_and_gates_are_pytorchs() -> None:
     torch.testing.assert_close(model(tokens_), before, rtol=1e-4, atol=1e-5)
 
 
-def test_patterns_see_their_blocks() -> None:
+def test_patterns_contain_their_blocks() -> None:
     def row(pattern: str, **fields: int) -> list[int]:
         config = MaskConfig(pattern=pattern, block_size=16, **fields)  # pyright: ignore
         mask = config.build(16 * 16)
@@ -208,9 +208,9 @@ def test_a_gpu_gives_the_losses_of_the_reference(change: dict) -> None:
 
 
 @pytest.mark.parametrize("name", ["strided", "masked and full", "modern"])
-def test_compiles_whole(name: str) -> None:
+def test_compiles_without_a_graph_break(name: str) -> None:
     torch.compiler.reset()  # models with the same code count as recompilations
     torch.manual_seed(0)
-    model = GPT(replace(BASE, n_layer=2, **CHOICES[name]))  # at most one is full
+    model = GPT(replace(BASE, n_layer=2, **CHOICES[name]))  # at most one layer has full attention
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(tokens(), tokens()), model(tokens(), tokens()))

@@ -49,8 +49,8 @@ def test_every_head_attends_to_its_neighbour(positions: dict[str, Any]) -> None:
             row, column = places // width + down, places % width + right
             inside = (row >= 0) & (row < T // width) & (column >= 0) & (column < width)
             assert inside.sum() > T // 2
-            there = (row * width + column)[inside]
-            assert torch.equal(scores[head].argmax(-1)[inside], there)
+            neighbour = (row * width + column)[inside]
+            assert torch.equal(scores[head].argmax(-1)[inside], neighbour)
             runner_up = scores[head][inside].topk(2, dim=-1).values[:, 1]
             assert (12.0 - runner_up).min() > 0.1
 
@@ -64,7 +64,7 @@ def test_directions_and_distances() -> None:
     assert torch.equal(columns, torch.tensor([0, 0, -2, 2, 0, 0]))
 
 
-def test_scale_of_scores_is_counted() -> None:
+def test_scores_include_the_layer_scale() -> None:
     model = make(**SEQUENCE, local_start=5.0, scale_attn_by_inverse_layer_idx=True)
     for block in model.blocks:
         scores = scores_of_biases(model, block.attn)
@@ -72,7 +72,7 @@ def test_scale_of_scores_is_counted() -> None:
 
 
 @pytest.mark.parametrize("positions", [SEQUENCE, GRID])
-def test_nothing_else_is_drawn_otherwise(positions: dict[str, Any]) -> None:
+def test_only_the_qkv_biases_differ(positions: dict[str, Any]) -> None:
     plain, local = make(**positions), make(**positions, local_start=3.0)
     assert plain.n_params() == local.n_params()
     others = dict(local.named_parameters())
@@ -81,7 +81,7 @@ def test_nothing_else_is_drawn_otherwise(positions: dict[str, Any]) -> None:
         assert same != name.endswith("qkv_proj.bias"), name
 
 
-def test_order_counts_from_the_start() -> None:
+def test_token_order_matters_at_initialisation() -> None:
     """A bag-of-words classifier would give a shuffled text the same logits."""
     tokens = torch.randint(50, (2, T), generator=torch.Generator().manual_seed(1))
     shuffled = tokens[:, torch.randperm(T, generator=torch.Generator().manual_seed(2))]

@@ -83,7 +83,7 @@ def test_gathered_rows_have_the_gradient_of_a_lookup(compiled: bool) -> None:
     table = torch.randn(N, C, device="cuda", requires_grad=True)
     places = torch.stack([torch.randperm(N, device="cuda")[:T] for _ in range(B)])
     padding = torch.arange(T, device="cuda") >= torch.arange(1, T + 1, 19, device="cuda")[:, None]
-    places = places.masked_fill(padding, N - 1)  # a place that a token may also have
+    places = places.masked_fill(padding, N - 1)  # a token may have the same place
     weights = torch.randn(B, T, C, device="cuda").masked_fill(padding[..., None], 0)
     look_up = torch.compile(gather_rows, fullgraph=True) if compiled else gather_rows
     gradients = []

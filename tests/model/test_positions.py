@@ -1,4 +1,4 @@
-"""Rotary embedding: scores depend on distance alone, and norms do not change."""
+"""Rotary embedding: scores depend only on distance, and norms do not change."""
 
 import math
 
@@ -30,19 +30,19 @@ def random_vectors(head_dim: int, seed: int) -> tuple[torch.Tensor, torch.Tensor
 
 @settings(deadline=None, max_examples=60)
 @given(head_dims, offsets, offsets, offsets, st.integers(0, 2**31))
-def test_scores_depend_on_distance_alone(
+def test_scores_depend_only_on_distance(
     head_dim: int, query: int, key: int, shift: int, seed: int
 ) -> None:
     q, k = random_vectors(head_dim, seed)
-    here = rotate(q, query) @ rotate(k, key)
-    there = rotate(q, query + shift) @ rotate(k, key + shift)
+    original = rotate(q, query) @ rotate(k, key)
+    shifted = rotate(q, query + shift) @ rotate(k, key + shift)
     # the tables hold float32, so cosines are off by up to 6e-8 each
-    assert torch.allclose(here, there, rtol=0, atol=1e-6 * float(q.norm() * k.norm()))
+    assert torch.allclose(original, shifted, rtol=0, atol=1e-6 * float(q.norm() * k.norm()))
 
 
 @settings(deadline=None, max_examples=60)
 @given(head_dims, offsets, st.integers(0, 2**31))
-def test_lengths_stay(head_dim: int, position: int, seed: int) -> None:
+def test_rotation_preserves_norms(head_dim: int, position: int, seed: int) -> None:
     q, _ = random_vectors(head_dim, seed)
     torch.testing.assert_close(rotate(q, position).norm(), q.norm(), rtol=1e-6, atol=0)
 
@@ -54,27 +54,27 @@ def test_position_zero_changes_nothing(head_dim: int, seed: int) -> None:
     assert torch.equal(rotate(q, 0), q)
 
 
-def test_pairs_are_halves_and_turn_as_complex_numbers() -> None:
+def test_pairs_of_halves_rotate_like_complex_numbers() -> None:
     T, D = 6, 8
     x = torch.randn(1, T, 1, D, dtype=torch.float64)
     cos, sin = rotary_tables(torch.arange(T), D, BASE)
-    turned = apply_rotary(x, cos, sin)
+    rotated = apply_rotary(x, cos, sin)
     for t in range(T):
         for i in range(D // 2):
             angle = t * BASE ** (-2 * i / D)
             pair = complex(x[0, t, 0, i], x[0, t, 0, i + D // 2])
             expected = pair * complex(math.cos(angle), math.sin(angle))
-            got = complex(turned[0, t, 0, i], turned[0, t, 0, i + D // 2])
+            got = complex(rotated[0, t, 0, i], rotated[0, t, 0, i + D // 2])
             assert got == pytest.approx(expected, abs=1e-6)
 
 
-def test_heads_and_batch_turn_alike_whatever_the_strides() -> None:
+def test_heads_and_batch_rotate_alike_with_any_strides() -> None:
     B, T, H, D = 2, 5, 3, 8
     one = torch.randn(T, D)
     x = one[None, :, None].expand(B, T, H, D)
-    turned = apply_rotary(x, *rotary_tables(torch.arange(T), D, BASE))
-    assert turned.shape == x.shape
-    assert all(torch.equal(turned[b, :, h], turned[0, :, 0]) for b in range(B) for h in range(H))
+    rotated = apply_rotary(x, *rotary_tables(torch.arange(T), D, BASE))
+    assert rotated.shape == x.shape
+    assert all(torch.equal(rotated[b, :, h], rotated[0, :, 0]) for b in range(B) for h in range(H))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -99,7 +99,7 @@ def test_scaling_reads_the_tables_between_positions(scaling: float) -> None:
             assert sin[t, i].item() == pytest.approx(math.sin(angle), abs=1e-7)
 
 
-def test_scaling_hits_the_old_positions_at_its_multiples() -> None:
+def test_scaled_tables_match_the_old_ones_at_multiples() -> None:
     old = rotary_tables(torch.arange(7), 8, BASE)
     new = rotary_tables(torch.arange(21), 8, BASE, 3.0)
     assert torch.equal(new[0][::3], old[0])
@@ -126,7 +126,7 @@ def test_a_model_scales_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(closer(tokens), got)
 
 
-def test_far_positions_are_as_exact_as_near_ones() -> None:
+def test_far_positions_are_as_accurate_as_near_ones() -> None:
     position = 1_000_003
     cos, sin = rotary_tables(torch.tensor([position]), 64, BASE)
     for i in range(32):

@@ -33,7 +33,7 @@ def test_dropout_includes_the_bias() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_block_is_attention_and_mlp_each_behind_a_norm(dropout: float, bias: bool) -> None:
+def test_a_block_is_attention_and_mlp_each_after_a_norm(dropout: float, bias: bool) -> None:
     torch.manual_seed(0)
     config = ModelConfig(n_head=4, n_embd=C, dropout=dropout, bias=bias)
     block = Block(config, layer=0).double()

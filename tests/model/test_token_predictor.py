@@ -25,8 +25,8 @@ MODELS = [
 
 
 def config(**changes: Any) -> ClassifierConfig:
-    kept = {"vocab_size": V, "n_classes": 3, "context_length": T, "n_inner": 48}
-    return ClassifierConfig(**(kept | changes))
+    defaults = {"vocab_size": V, "n_classes": 3, "context_length": T, "n_inner": 48}
+    return ClassifierConfig(**(defaults | changes))
 
 
 def make(*, causal: bool = False, **changes: Any) -> TokenPredictor:
@@ -53,16 +53,16 @@ def test_hidden_tokens_do_not_leak(changes: dict[str, Any]) -> None:
     assert logits.shape == (B, T, V)
     others = torch.where(hidden, (ids + 7) % V, ids)
     assert torch.equal(model(others, None, None, hidden), logits)
-    seen = ids.clone()
+    other_visible = ids.clone()
     row, column = (~hidden).nonzero()[0]
-    seen[row, column] = (ids[row, column] + 7) % V
-    changed = (model(seen, None, None, hidden) - logits).abs().amax(-1) > 1e-9
+    other_visible[row, column] = (ids[row, column] + 7) % V
+    changed = (model(other_visible, None, None, hidden) - logits).abs().amax(-1) > 1e-9
     assert changed[row].any() and not changed[torch.arange(B) != row].any()
     assert (model(ids) - logits).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("changes", MODELS)
-def test_later_tokens_do_not_leak_where_attention_is_causal(changes: dict[str, Any]) -> None:
+def test_later_tokens_do_not_leak_in_causal_attention(changes: dict[str, Any]) -> None:
     model, ids = make(causal=True, **changes), tokens()
     logits = model(ids)
     assert logits.shape == (B, T, V)
@@ -87,14 +87,14 @@ def test_padding_changes_nothing(changes: dict[str, Any], causal: bool) -> None:
     equal(model(others, lengths)[inside], model(ids, lengths)[inside])
 
 
-def test_logits_are_of_the_tokens_own_states() -> None:
+def test_logits_come_from_the_states_of_their_tokens() -> None:
     """The cls token, which comes first, has no logits."""
     model, ids = make(pooling="cls"), tokens()
     states = model.classifier.encode(model.classifier.tok_emb(ids), None, None)
     equal(model(ids), model.tokens_out(states[:, 1:]))
 
 
-def test_a_hidden_token_is_told_by_its_place_alone() -> None:
+def test_only_positions_identify_hidden_tokens() -> None:
     model, ids, hidden = make(**IMAGE), tokens(), some_hidden()
     order = torch.randperm(T, generator=torch.Generator().manual_seed(3))
     expected = model(ids, None, None, hidden)[:, order]
@@ -111,7 +111,7 @@ def test_starts_with_the_weights_of_the_classifier_alone() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_all_but_the_head_has_a_gradient(causal: bool) -> None:
+def test_all_weights_but_the_head_have_a_gradient(causal: bool) -> None:
     """Otherwise DistributedDataParallel would wait, and weight decay would shrink the head."""
     model = make(causal=causal, pooling="cls", embedding="learned")
     model(tokens(), None, None, None if causal else some_hidden()).square().sum().backward()
@@ -123,7 +123,7 @@ def test_all_but_the_head_has_a_gradient(causal: bool) -> None:
     assert model.n_params() == trained
 
 
-def test_refuses_what_it_cannot_predict() -> None:
+def test_invalid_inputs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"hidden must be None .* causal=True"):
         make(causal=True)(tokens(), None, None, some_hidden())
     for ids in (torch.cat([tokens(), tokens()], 1), tokens()[0]):
@@ -131,7 +131,7 @@ def test_refuses_what_it_cannot_predict() -> None:
             make()(ids)
 
 
-def test_compiles_whole() -> None:
+def test_compiles_without_a_graph_break() -> None:
     model = make(**IMAGE).float()
     inputs = tokens(), torch.full((B,), 9, dtype=torch.int32), torch.arange(T), some_hidden()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)

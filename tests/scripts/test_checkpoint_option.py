@@ -19,7 +19,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def trained(make_run, tmp_path_factory):
-    """A run whose best checkpoint is that of step 4, and the newest of step 8."""
+    """Run whose best checkpoint is at step 4 and whose newest is at step 8."""
     run = make_run(tmp_path_factory.mktemp("trained"))
 
     def validate(self, model, step, stop):
@@ -37,10 +37,10 @@ class Opened(Exception):  # noqa: N818
 
 @pytest.mark.parametrize(("command", "module"), COMMANDS)
 def test_a_command_opens_the_chosen_checkpoint(trained, command, module, monkeypatch):
-    def noted(folder, checkpoint):
+    def fake_open_run(folder, checkpoint):
         raise Opened(checkpoint)
 
-    monkeypatch.setattr(f"{module}.open_run", noted)
+    monkeypatch.setattr(f"{module}.open_run", fake_open_run)
     for options, step in (([], 8), (["--checkpoint", "best"], 4), (["--checkpoint", "8"], 8)):
         with pytest.raises(Opened) as opened:
             command.main([str(trained), *options])
@@ -49,7 +49,7 @@ def test_a_command_opens_the_chosen_checkpoint(trained, command, module, monkeyp
         command.main([str(trained), "--checkpoint", "6"])
 
 
-def test_exports_the_best_one(trained, tmp_path):
+def test_exports_the_best_checkpoint(trained, tmp_path):
     export_hf.main([str(trained), str(tmp_path / "hf"), "--checkpoint", "best"])
     tensors = load_file(tmp_path / "hf" / "model.safetensors")
     run = open_run(trained, checkpoint_folder(trained, 4))

@@ -19,7 +19,7 @@ def imported(gpt2_folder, tmp_path_factory):
     return out
 
 
-def test_transformers_loads_what_was_written(imported, tmp_path):
+def test_transformers_loads_the_export(imported, tmp_path):
     from transformers import AutoTokenizer, GPT2LMHeadModel, GPT2TokenizerFast
 
     folder = tmp_path / "new" / "hf"
@@ -72,9 +72,9 @@ def test_half_precision(gpt2_folder, imported, tmp_path, dtype):
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == dtype
 
 
-def test_the_end_of_text_is_that_of_the_tokenizer(imported, tmp_path, monkeypatch):
+def test_the_end_of_text_comes_from_the_tokenizer(imported, tmp_path, monkeypatch):
     run = open_run(imported)
-    # GPT-2's is its last
+    # in GPT-2, the end of text is the last id
     other = SimpleNamespace(
         eot_id=7,
         to_library_json=run.tokenizer.to_library_json,
@@ -90,7 +90,7 @@ def test_the_end_of_text_is_that_of_the_tokenizer(imported, tmp_path, monkeypatc
     assert config["eos_token"] == "<end>"
 
 
-def test_failed_export_leaves_nothing_that_looks_whole(imported, tmp_path, monkeypatch):
+def test_a_failed_export_leaves_no_folder(imported, tmp_path, monkeypatch):
     def disk_full(*_, **__):
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
@@ -111,7 +111,7 @@ def test_failed_export_leaves_nothing_that_looks_whole(imported, tmp_path, monke
     ]
 
 
-def test_link_to_a_folder(imported, tmp_path):
+def test_export_through_a_link(imported, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "hf")
     export_hf.main([str(imported), str(tmp_path / "link")])
     assert (tmp_path / "link").is_symlink()
@@ -119,7 +119,7 @@ def test_link_to_a_folder(imported, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "link"]
 
 
-def test_refusals(imported, run, tmp_path, monkeypatch):
+def test_invalid_exports_are_refused(imported, run, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for out in (imported, tmp_path / "file"):
         with pytest.raises(ValueError, match="is not an empty folder: choose a folder that does"):
@@ -196,7 +196,7 @@ def test_push_to_the_hub(imported, tmp_path, monkeypatch, capsys):
     assert "uploaded to https://huggingface.co/me/tiny" in capsys.readouterr().out
 
 
-def test_a_hub_that_refuses_leaves_the_export(imported, tmp_path, monkeypatch):
+def test_a_failed_upload_keeps_the_export(imported, tmp_path, monkeypatch):
     hub = Hub(OSError("Token is required,\nbut no token found."))
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
     with pytest.raises(ValueError, match=r"but no token found\).*hf auth login"):

@@ -136,7 +136,7 @@ def contents(folder):
         (["config.yaml", "tokenizer.json", "checkpoints/mine"], "mine"),
     ],
 )
-def test_nothing_is_written_over(gpt2_folder, out, names, named):
+def test_existing_files_are_not_overwritten(gpt2_folder, out, names, named):
     for name in names:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(name)
@@ -146,17 +146,17 @@ def test_nothing_is_written_over(gpt2_folder, out, names, named):
     assert contents(out) == before
 
 
-def test_neither_a_run_nor_the_model_nor_a_file_is_written_over(folder, out, tmp_path):
+def test_runs_models_and_files_are_not_overwritten(folder, out, tmp_path):
     import_to(out, folder)
     (tmp_path / "file").write_text("mine")
-    for place, why in (
+    for target, reason in (
         (out, "already has step_00000000, .*: choose a"),
         (folder, "already has config.json, .*: choose"),
         (tmp_path / "file", "is not a folder: choose"),
     ):
         before = contents(tmp_path)
-        with pytest.raises(ValueError, match=f"--out {place} {why}"):
-            import_to(place, folder, "--data", "elsewhere")
+        with pytest.raises(ValueError, match=f"--out {target} {reason}"):
+            import_to(target, folder, "--data", "elsewhere")
         assert contents(tmp_path) == before
 
 
@@ -216,7 +216,7 @@ def test_damaged_index(gpt2, folder, out):
             import_to(out, folder)
 
 
-def test_pickles_that_are_no_checkpoint(folder, out):
+def test_invalid_pickles_are_refused(folder, out):
     (folder / "model.safetensors").unlink()
     path = folder / "pytorch_model.bin"
     torch.save({"wte.weight": torch.ones(9)}, path)
@@ -241,7 +241,7 @@ def test_pickles_that_are_no_checkpoint(folder, out):
 
 
 @pytest.fixture
-def asked(gpt2_folder, tmp_path, monkeypatch):
+def downloads(gpt2_folder, tmp_path, monkeypatch):
     """Fake a hub that has `gpt2_folder` as "some/gpt2"; returns the requested names."""
     files = []
 
@@ -260,22 +260,22 @@ def asked(gpt2_folder, tmp_path, monkeypatch):
     return files
 
 
-def test_download_from_the_hub(asked, gpt2_folder, out):
+def test_download_from_the_hub(downloads, gpt2_folder, out):
     import_to(out, "some/gpt2")
     assert open_run(out).tokenizer.sha256 == load_tokenizer(str(gpt2_folder)).sha256
-    weights, rest = asked
+    weights, rest = downloads
     assert "model.safetensors" in weights and "tokenizer.json" in rest
     assert "pytorch_model.bin" not in weights + rest  # a copy of the same weights
 
 
-def test_download_takes_the_pickle_where_nothing_else_is(asked, monkeypatch, out):
+def test_download_falls_back_to_the_pickle(downloads, monkeypatch, out):
     monkeypatch.setattr("data.hf_folder.WEIGHTS", "absent.safetensors")
     with pytest.raises(FileNotFoundError, match="holds no weights"):
         import_to(out, "some/gpt2")
-    assert "pytorch_model.bin" in asked[1]
+    assert "pytorch_model.bin" in downloads[1]
 
 
-def test_download_that_fails_is_a_sentence(asked, out, monkeypatch):
+def test_a_failed_download_prints_one_sentence(downloads, out, monkeypatch):
     monkeypatch.setattr("data.hub.why_offline", lambda: None)
     message = r"absent/gpt2 is not a local folder.*\(no such repository\)"
     with pytest.raises(ValueError, match=message):

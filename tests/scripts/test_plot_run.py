@@ -90,7 +90,7 @@ def test_accuracies_of_a_classifier(tmp_path, write_run):
         draw_runs([write_run("gpt", (1, "loss", 3.0, 0.1)), run])
 
 
-def test_a_folder_without_records(tmp_path):
+def test_a_folder_without_records_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="has no records in metrics.jsonl"):
         draw_runs([tmp_path])
 

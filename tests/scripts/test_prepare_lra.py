@@ -64,7 +64,7 @@ def test_listops_with_its_baselines(tmp_path, capsys, few_formulas):
         ("pathfinder32", ["pathfinder32/curv_contour_length_14/metadata/0.npy"]),
     ],
 )
-def test_a_pipe_in_the_source_is_not_waited_for(tmp_path, task, files):
+def test_a_pipe_in_the_source_is_refused(tmp_path, task, files):
     for name in files:
         path = tmp_path / "source" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def test_a_pipe_in_the_source_is_not_waited_for(tmp_path, task, files):
         run(tmp_path, task, "--source", str(tmp_path / "source"))
 
 
-def test_more_training_formulas_leave_the_test_as_it_is(tmp_path, few_formulas):
+def test_more_training_formulas_do_not_change_the_other_splits(tmp_path, few_formulas):
     run(tmp_path, "listops")
     main(["listops", "--examples", "250,30,10", "--out", str(tmp_path / "more")])
     before, after = files_of(tmp_path / "out/listops"), files_of(tmp_path / "more/listops")
@@ -87,7 +87,7 @@ def test_more_training_formulas_leave_the_test_as_it_is(tmp_path, few_formulas):
     assert all_train.isdisjoint(test.documents(i)[0].tobytes() for i in range(20))
 
 
-def test_shorter_formulas_are_a_set_of_their_own(tmp_path, capsys):
+def test_shorter_formulas_make_a_separate_data_set(tmp_path, capsys):
     run(tmp_path, "listops", "--shortest", "4", "--longest", "32", "--examples", "50,10,10")
     folder = tmp_path / "out" / "listops-tokens4to32"
     train = open_split(folder, "train")

@@ -40,13 +40,13 @@ def test_a_text_file_becomes_shards_and_a_table(corpus, tmp_path, capsys):
     assert "is already finished; nothing to do" in capsys.readouterr().out
 
 
-def test_documents_of_one_split(corpus, tmp_path):
+def test_an_empty_split_is_refused(corpus, tmp_path):
     options = ["--train-bpe", "300", "--txt-separator", "paragraph 150", "--val-ratio", "0.7"]
     with pytest.raises(ValueError, match=r"All 2 documents fell into val .*--val-ratio \(0\.1"):
         main([str(corpus), "--out", str(tmp_path / "out"), *options])
 
 
-def test_one_document_is_cut(corpus, tmp_path, capsys):
+def test_a_single_document_is_split(corpus, tmp_path, capsys):
     out = tmp_path / "out"
     command = [str(corpus), "--out", str(out), "--train-bpe", "300"]
     assert main(command) == 0
@@ -77,7 +77,7 @@ def test_validation_files(corpus, tmp_path):
     assert {s: i.documents for s, i in Manifest.load(out).splits.items()} == {"train": 1, "val": 1}
 
 
-def test_the_summary_says_what_is_left_out(tmp_path, capsys):
+def test_the_summary_lists_omitted_files_and_documents(tmp_path, capsys):
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "some words"}\n{"text": null}\n' * 100)

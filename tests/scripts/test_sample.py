@@ -59,7 +59,7 @@ def test_a_terminal_gets_no_control_characters(train, capsys, monkeypatch, sampl
     assert "a\ufffd]52;c;\ufffd\ufffd\ufffd\tb\n" in capsys.readouterr().out
 
 
-def test_refusals(train, capsys, tmp_path):
+def test_invalid_options_are_refused(train, capsys, tmp_path):
     folder = train("run")
     latin = tmp_path / "latin.txt"
     latin.write_bytes("café".encode("latin-1"))
@@ -84,14 +84,14 @@ def test_refusals(train, capsys, tmp_path):
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 1}])
 @pytest.mark.parametrize("prompt", ["", "a", "naïve 🦋"])
-def test_pieces_are_the_one_continuation(untrained, prompt, options):
+def test_pieces_join_to_the_continuation(untrained, prompt, options):
     streamed = list(pieces(untrained, prompt, 60, **options))
     assert continuations(untrained, [prompt], 60, **options) == [["".join(streamed)]]
     assert streamed[0] == prompt
     assert len(streamed) == 62
 
 
-def test_prompts_come_back_in_order_each_as_if_alone(untrained):
+def test_prompts_keep_their_order_and_do_not_affect_each_other(untrained):
     prompts = ["abc", "d", "", "efg", "d", "hij"]
     together = continuations(untrained, prompts, 40, samples=2, temperature=0.0)
     for prompt, texts in zip(prompts, together, strict=True):
@@ -132,12 +132,12 @@ def test_options_reach_the_draws(tmp_path, monkeypatch):
 
 
 def test_end_of_text_stops_by_default(train, monkeypatch):
-    folder, seen = train("run"), []
-    monkeypatch.setattr(sample, "pieces", lambda *_, **options: seen.append(options) or [])
+    folder, calls = train("run"), []
+    monkeypatch.setattr(sample, "pieces", lambda *_, **options: calls.append(options) or [])
     sample.main([str(folder)])
     sample.main([str(folder), "--no-stop"])
-    assert seen[0]["stop_id"] == sample.open_run(folder).tokenizer.eot_id
-    assert "stop_id" not in seen[1]
+    assert calls[0]["stop_id"] == sample.open_run(folder).tokenizer.eot_id
+    assert "stop_id" not in calls[1]
 
 
 def test_run_trained_with_our_kernels_on_a_machine_without_a_gpu(

@@ -108,11 +108,11 @@ def test_epochs_are_reported_with_a_warning_if_too_many(capsys, corpus) -> None:
     batch = ("optim.batch_tokens=2048", "optim.warmup_steps=0")
     out = printed(capsys, *options, *batch, f"optim.max_steps={5 * n_tokens // 2048}")
     assert f"epochs of the {n_tokens:,} tokens of {corpus}" in out and "warning" not in out
-    found = re.search(r"([\d.]+) epochs of", out)
-    assert found and 4.5 < float(found[1]) <= 5
+    match = re.search(r"([\d.]+) epochs of", out)
+    assert match and 4.5 < float(match[1]) <= 5
     out = printed(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}")
-    found = re.search(r"warning: .* more than 10 times. Set optim.max_steps=(\d+), or", out)
-    assert found and 9 * n_tokens < int(found[1]) * 2048 <= 10 * n_tokens
+    match = re.search(r"warning: .* more than 10 times. Set optim.max_steps=(\d+), or", out)
+    assert match and 9 * n_tokens < int(match[1]) * 2048 <= 10 * n_tokens
     mixed = f"data.mix=[{{path: {corpus.parent / 'none'}, weight: 1.0}}]"
     half = printed(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}", mixed)
     assert "warning" not in half and f"{corpus.parent / 'none'} is not there yet" in half

@@ -43,13 +43,13 @@ def test_every_example_counts_once(batch_size: int) -> None:
         return logits[numbers], None, None, labels[numbers]
 
     model = Lookup().train()
-    found = score(model, batch, len(labels), batch_size, ALONE, nullcontext)
+    scores = score(model, batch, len(labels), batch_size, ALONE, nullcontext)
     assert model.training
     assert sizes == {batch_size}  # one shape: compiled once
-    assert found.logits is not None and found.n_examples == 7
-    torch.testing.assert_close(found.logits, logits)
-    assert found.accuracy == pytest.approx((logits.argmax(1) == labels).float().mean().item())
-    assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item())
+    assert scores.logits is not None and scores.n_examples == 7
+    torch.testing.assert_close(scores.logits, logits)
+    assert scores.accuracy == pytest.approx((logits.argmax(1) == labels).float().mean().item())
+    assert scores.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item())
 
 
 @pytest.mark.parametrize("documents", [1, 2])
@@ -76,10 +76,10 @@ def test_every_target_token_counts_once(ask, documents: int) -> None:
     accuracy = (logits.argmax(1) == answers[counted]).float().mean().item()
     for batch_size in (1, 3, 7, 10):
         torch.manual_seed(batch_size)  # nothing is drawn
-        found = score(model, batch, n, batch_size, ALONE, nullcontext, ask)
-        assert (found.n_examples, found.logits) == (n, None)
-        assert found.loss == pytest.approx(loss, rel=1e-5)
-        assert found.accuracy == pytest.approx(accuracy)
+        scores = score(model, batch, n, batch_size, ALONE, nullcontext, ask)
+        assert (scores.n_examples, scores.logits) == (n, None)
+        assert scores.loss == pytest.approx(loss, rel=1e-5)
+        assert scores.accuracy == pytest.approx(accuracy)
 
 
 def test_best_weights_round_trip(tmp_path: Path) -> None:
