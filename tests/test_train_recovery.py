@@ -255,7 +255,7 @@ def test_sums_since_the_last_record_are_saved(run, spoil, tmp_path):
     shutil.rmtree(checkpoints(run.out_dir)[-1])
     run(*options)
     records = [
-        [{k: v for k, v in r.items() if k in ("step", "loss", "skipped_samples")} for r in run]
-        for run in (read_metrics(tmp_path / "whole"), read_metrics(run.out_dir))
+        [{k: v for k, v in r.items() if k in ("step", "loss", "skipped_samples")} for r in lines]
+        for lines in (read_metrics(tmp_path / "whole"), read_metrics(run.out_dir))
     ]
     assert records[0] == records[1]

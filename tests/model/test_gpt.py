@@ -81,7 +81,7 @@ def test_losses_of_single_tokens_add_up_to_the_sum() -> None:
 
 
 @pytest.mark.parametrize("n_targets", [1, 6, 16, 17])
-def test_fewer_targets_are_those_of_the_last_tokens(n_targets: int) -> None:
+def test_fewer_targets_belong_to_the_last_tokens(n_targets: int) -> None:
     model = make_model()
     tokens, targets = make_batch()
     targets[1, -3:] = -100

@@ -146,7 +146,7 @@ def test_save_model_does_not_replace_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_weights_that_are_not_finite_are_named(tmp_path, value):
+def test_weights_that_are_not_finite_are_reported(tmp_path, value):
     model, optimizer = make(0)
     with torch.no_grad():
         model[2].bias[0] = value

@@ -100,7 +100,7 @@ def test_best_weights_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "pickle", "other step", "empty", "pipe"])
-def test_damaged_best_weights_are_named(tmp_path: Path, damage: str) -> None:
+def test_damaged_best_weights_are_reported(tmp_path: Path, damage: str) -> None:
     save_best(tmp_path, torch.nn.Linear(3, 2), 40, 0.625)
     path = tmp_path / BEST
     content = bytearray(path.read_bytes())
