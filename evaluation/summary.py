@@ -82,8 +82,8 @@ def _explanation(differences: dict[str, Row], same: dict[str, Row]) -> str:
         )
     single = [label for label, difference in differences.items() if difference["seeds"] == 1]
     if single:
-        names = "all" if len(single) == len(differences) else ", ".join(single)
-        sentences.append(f"One seed only, so the interval covers documents but not seeds: {names}.")
+        of = "" if len(single) == len(differences) else f" of {', '.join(single)}"
+        sentences.append(f"One seed only: the intervals{of} cover documents but not seeds.")
     return " ".join(sentences)
 
 

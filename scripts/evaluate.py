@@ -128,7 +128,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     torch.set_float32_matmul_precision("high")  # as in training
     with (
-        if_interrupted(lambda: ": finished scores are kept; the same command scores the rest"),
+        if_interrupted(
+            lambda: ": finished scores are kept in RUN/scores; the same command scores the rest"
+        ),
         start_processes(args.device) as processes,
     ):
         evaluated = evaluate_runs(

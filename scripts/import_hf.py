@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{out}: {model.n_params() / 1e6:.1f}M parameters, context "
         f"{config.model.context_length:,}, {vocab_size:,} token ids, a tokenizer of "
         f"{tokenizer.vocab_size:,} entries\n"
-        f'python -m scripts.sample {out} --prompt "Once upon a time"'
+        f'next: python -m scripts.sample {out} --prompt "Once upon a time"'
     )
 
 

@@ -136,7 +136,7 @@ def table_of(runs: dict[str, list[Row]]) -> str:
             "run": label,
             "tokens": f"{row['length']:,}",
             "keys found": f"{row['found'] / row['of']:.1%} ({row['low']:.1%} to {row['high']:.1%})",
-            "worst depth": f"{_worst(rows, row['length']):.0%}",
+            "depth of most misses": f"{_worst(rows, row['length']):.0%}",
         }
         for label, rows in runs.items()
         for row in by_length(rows)

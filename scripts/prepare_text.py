@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(source, CutSource):
         print(
             "There are too few documents to hold out whole ones for validation: the last "
-            f"{source.val_ratio:.0%} of each are held out, starting at the beginning of a line."
+            f"{source.val_ratio:.0%} of each is held out, starting at the beginning of a line."
         )
     with (
         if_interrupted(lambda: ": the same command resumes from here"),
@@ -184,6 +184,8 @@ def _print_report(report: PrepareReport, console: Console) -> None:
         "Seconds and MB/s are those of this run. >1K, >4K and >16K: the share of the tokens that\n"
         "are in documents of more than 1,024, 4,096 and 16,384 tokens."
     )
+    tokens = manifest.splits["train"].tokens
+    print(f"For 4 epochs, train with optim.max_steps = {4 * tokens:,} / optim.batch_tokens.")
 
 
 def _compare_with_nanogpt(report: PrepareReport) -> int:

@@ -28,7 +28,8 @@ UTILISATION = 0.42
 """Share of a GPU's peak. The shipped GPTs reach 39% to 52% on an H100 (train_speed.json)."""
 LEAST_WIDTH = 512
 """Narrower models wait for kernel launches and memory: FLOPs do not predict their time."""
-MOST_EPOCHS = 10
+MOST_EPOCHS, GOOD_EPOCHS = 10, 4
+LEAST_STEPS = 100  # fewer teach nothing, whatever their size
 CLOCKS = {"H100": "H100 80GB HBM3", "A100": "A100", "RTX 4090": "RTX 4090"}
 
 
@@ -72,10 +73,10 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
     n_tokens = optim.max_steps * optim.batch_tokens
     return [
         f"{n_params + positions:,} parameters, {positions:,} of them learned positions",
-        f"a step: {config.grad_accum_steps(n_gpus)} micro-batches x {config.readers(n_gpus)} x "
+        f"per step: {config.grad_accum_steps(n_gpus)} micro-batches x {config.readers(n_gpus)} x "
         f"{optim.micro_batch_size} sequences x {model.context_length:,} tokens "
         f"= {optim.batch_tokens:,} tokens",
-        f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} a parameter",
+        f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} per parameter",
         f"{causal:.3g} FLOPs a token, {full:.3g} if all of attention counts; "
         f"{causal * n_tokens:.3g} the whole run",
         *mask_notes(model, causal=True),
@@ -98,7 +99,7 @@ def _classifier(config: ClassifyConfig, n_gpus: int) -> list[str]:
     whole = optim.max_steps * optim.batch_size * example
     return [
         f"{n_params:,} parameters",
-        f"a step: {optim.batch_size:,} examples of {model.context_length:,} tokens "
+        f"per step: {optim.batch_size:,} examples of {model.context_length:,} tokens "
         f"on {n_gpus} GPU(s)",
         f"{optim.max_steps:,} steps: {optim.max_steps * optim.batch_size:,} examples",
         f"{example:.3g} FLOPs an example at full length; {whole:.3g} the whole run",
@@ -169,12 +170,19 @@ def _epochs(config: TrainConfig) -> list[str]:
         n_tokens = Manifest.load(Path(path)).splits["train"].tokens
         a_step = optim.batch_tokens * weight / sum(weights.values())
         epochs = optim.max_steps * a_step / n_tokens
-        lines += [f"{epochs:,.2f} epochs of the {n_tokens:,} tokens of {path}"]
+        digits = 2 if epochs < 100 else 0
+        lines += [f"{epochs:,.{digits}f} epochs of the {n_tokens:,} tokens of {path}"]
         if epochs > MOST_EPOCHS:
-            most = max(1, int(MOST_EPOCHS * n_tokens / a_step))
+            steps = int(GOOD_EPOCHS * n_tokens / a_step)
+            smaller = optim.micro_batch_size * config.model.context_length
             lines += [
-                f"warning: a GPT memorizes a text that it sees more than {MOST_EPOCHS} times. Set "
-                f"optim.max_steps={most}, or prepare more text"
+                f"warning: a GPT memorizes a text that it sees more than {MOST_EPOCHS} times. "
+                + (
+                    f"Set optim.max_steps={steps} for {GOOD_EPOCHS} epochs, or prepare more text"
+                    if steps >= LEAST_STEPS
+                    else f"A step takes {a_step / n_tokens:.0%} of it: set a smaller "
+                    f"optim.batch_tokens ({smaller} is one micro-batch), or prepare more text"
+                )
             ]
     return lines
 
@@ -193,8 +201,9 @@ def _memory(config: TrainConfig, n_gpus: int) -> list[str]:
     needed = estimate(config, config.optim.micro_batch_size, n_gpus)
     parts = f"{needed.state / GIB:.1f} weights and AdamW"
     forward = f"{needed.activations / GIB:.1f} activations, {needed.head / GIB:.1f} loss"
-    gradients = f"{needed.gradients / GIB:.1f} gradients"
-    parts += f", {gradients}, {forward}" if needed.accumulates else f", {forward}, or {gradients}"
+    # without accumulation, gradients take the place of activations
+    gradients = f", {needed.gradients / GIB:.1f} gradients" if needed.accumulates else ""
+    parts += f"{gradients}, {forward}"
     if needed.receive_buffers:
         parts += f", {needed.receive_buffers / GIB:.1f} to exchange keys"
     fits = []
@@ -202,7 +211,7 @@ def _memory(config: TrainConfig, n_gpus: int) -> list[str]:
         most = largest_micro_batch(config, card * GIB * SPARE, n_gpus)
         fits.append(f"{card} GiB: {most}" if most else f"{card} GiB: none")
     return [
-        f"about {needed.total / GIB:.1f} GiB a GPU with run.compile: {parts}",
+        f"about {needed.total / GIB:.1f} GiB a GPU (with run.compile): {parts}",
         f"largest optim.micro_batch_size on a card of {', '.join(fits)}",
     ]
 

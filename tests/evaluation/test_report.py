@@ -150,7 +150,7 @@ def test_the_summary_comes_first_and_matches_the_rows(result):
     )
     assert tokens in markdown(result) and "One seed only" not in markdown(result)
     long["difference"]["seeds"] = 1
-    assert "covers documents but not seeds: all." in markdown(result)
+    assert "One seed only: the intervals cover documents but not seeds." in markdown(result)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_a_single_document_is_split(corpus, tmp_path, capsys):
     out = tmp_path / "out"
     command = [str(corpus), "--out", str(out), "--train-bpe", "300"]
     assert main(command) == 0
-    assert "the last 10% of each are held out" in capsys.readouterr().out
+    assert "the last 10% of each is held out" in capsys.readouterr().out
     assert {s: i.documents for s, i in Manifest.load(out).splits.items()} == {"train": 1, "val": 1}
     streams = [TokenStream(out, split) for split in ("train", "val")]
     tokenizer = load_tokenizer(str(out))

@@ -105,17 +105,25 @@ QUICK = "configs/quickstart.yaml"
 def test_epochs_are_reported_with_a_warning_if_too_many(capsys, corpus) -> None:
     n_tokens = Manifest.load(corpus).splits["train"].tokens
     options = (QUICK, "--dry-run", f"data.path={corpus}")
-    batch = ("optim.batch_tokens=2048", "optim.warmup_steps=0")
-    out = printed(capsys, *options, *batch, f"optim.max_steps={5 * n_tokens // 2048}")
+    batch = (
+        *("optim.batch_tokens=64", "optim.micro_batch_size=1", "model.context_length=64"),
+        "optim.warmup_steps=0",
+    )
+    out = printed(capsys, *options, *batch, f"optim.max_steps={5 * n_tokens // 64}")
     assert f"epochs of the {n_tokens:,} tokens of {corpus}" in out and "warning" not in out
     match = re.search(r"([\d.]+) epochs of", out)
     assert match and 4.5 < float(match[1]) <= 5
-    out = printed(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}")
-    match = re.search(r"warning: .* more than 10 times. Set optim.max_steps=(\d+), or", out)
-    assert match and 9 * n_tokens < int(match[1]) * 2048 <= 10 * n_tokens
+    out = printed(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 64}")
+    match = re.search(r"warning: .* more than 10 times. Set optim.max_steps=(\d+) for 4", out)
+    assert match and 3.9 * n_tokens < int(match[1]) * 64 <= 4 * n_tokens
     mixed = f"data.mix=[{{path: {corpus.parent / 'none'}, weight: 1.0}}]"
-    half = printed(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 2048}", mixed)
+    half = printed(capsys, *options, *batch, f"optim.max_steps={11 * n_tokens // 64}", mixed)
     assert "warning" not in half and f"{corpus.parent / 'none'} is not there yet" in half
+
+
+def test_steps_that_are_large_for_a_text_are_warned_of(capsys, corpus) -> None:
+    out = printed(capsys, SMALL, "--dry-run", f"data.path={corpus}")
+    assert "set a smaller optim.batch_tokens (32768 is one micro-batch)" in out
 
 
 def test_epochs_of_a_classifier(capsys, tmp_path) -> None:
