@@ -21,18 +21,18 @@ evaluates them on the test split at the end. It can be pretrained on the tokens 
 
 import sys
 
-from training.command_line import end_at_once_on_ctrl_c, errors_as_sentences
-from training.dry_run import dry_run_if_asked, startup_notes
-from training.signals import if_interrupted, stop_by_signal
-from training.tasks import explain_if_asked, read_run
+from training.command_line import exit_on_ctrl_c, user_errors_as_messages
+from training.dry_run import handle_dry_run, startup_notes
+from training.signals import on_interrupt, stop_by_signal
+from training.tasks import handle_settings_help, read_run
 
 if __name__ == "__main__":
     # The imports below load PyTorch, which takes seconds. Help, a misspelt key or missing data
     # should not have to wait for it.
-    end_at_once_on_ctrl_c()
-    with errors_as_sentences():
-        explain_if_asked(__doc__, sys.argv[1:])
-        dry_run_if_asked(sys.argv[1:])
+    exit_on_ctrl_c()
+    with user_errors_as_messages():
+        handle_settings_help(__doc__, sys.argv[1:])
+        handle_dry_run(sys.argv[1:])
         read_run(sys.argv[1:]).check_prepared()
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ from training.checkpoint.saver import CheckpointSaver
 from training.classification.task import ClassificationTask
 from training.config import RUN_CONFIG
 from training.distributed import Processes, start_processes
-from training.environment import note_start
+from training.environment import record_start
 from training.finite_steps import (
     HIGH,
     FiniteSteps,
@@ -69,7 +69,7 @@ from training.language.task import LanguageTask
 from training.metrics import Record, RunLog
 from training.numerics import deterministic_algorithms
 from training.optim import learning_rate, make_optimizer, schedule_change, set_learning_rate
-from training.parallel import compile_and_wrap, weights_stay
+from training.parallel import compile_and_wrap, weights_are_static
 from training.profiling import StepProfiler, Stopwatch
 from training.step import GraphedStep, train_step
 from training.stop import Stop, Stopped, lock_run_dir
@@ -173,7 +173,7 @@ class Trainer:
             return
         write_atomically(self.run_dir / RUN_CONFIG, to_yaml(config).encode())
         if self.start.step < config.optim.max_steps:
-            note_start(
+            record_start(
                 self.run_dir,
                 self.start.step,
                 world_size=processes.world_size,
@@ -194,7 +194,7 @@ class Trainer:
             StepProfiler(self.run_dir / "profile", config.run.profile, self.processes.device)
             if profiles
             else nullcontext() as self.profiler,
-            if_interrupted(
+            on_interrupt(
                 lambda: f" at step {self.step}: {resume_hint(config)}",
                 is_saved=lambda: self.saver.last_step == self.step > 0,
             ),
@@ -249,7 +249,7 @@ class Trainer:
             self.optimizer,
             self.processes.device,
             capture=self.task.can_capture,
-            cache_casts=weights_stay(self.task.model),
+            cache_casts=weights_are_static(self.task.model),
         )
 
     def validate_and_save(self) -> None:
@@ -374,5 +374,5 @@ def resume_hint(config: RunConfiguration) -> str:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main(sys.argv[1:])

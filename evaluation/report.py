@@ -9,10 +9,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from training.command_line import command_parser, parse_before_imports, user_errors_as_messages
 
 
-@read_first
+@parse_before_imports
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
@@ -36,7 +36,7 @@ from evaluation.markdown import (
 )
 from evaluation.pictures import draw
 from evaluation.results import Row, hours_name, read_result, without_nan, write_result
-from evaluation.statistics import LEAST_DOCUMENTS
+from evaluation.statistics import MIN_DOCUMENTS
 from evaluation.summary import cut_into_parts, documents_of, is_shown, models_of, summary
 from evaluation.sums import MIN_HISTORY_SHARE
 
@@ -96,7 +96,7 @@ def markdown(result: dict[str, Any]) -> str:
     parts += [
         "## Intervals",
         "Bootstrap over documents, at least as many as count for "
-        f"{LEAST_DOCUMENTS} of equal length, and over seeds: docs/evaluation.md.",
+        f"{MIN_DOCUMENTS} of equal length, and over seeds: docs/evaluation.md.",
     ]
     if machine := result.get("environment"):
         parts.append(
@@ -253,5 +253,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main()

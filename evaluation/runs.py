@@ -17,12 +17,12 @@ from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model.config import BlockConfig
 from model.flops import count_params
 from model.gpt import GPT
-from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.choice import find_checkpoint
 from training.checkpoint.contents import Progress
 from training.checkpoint.reader import Checkpoint
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
-from training.environment import read_starts, whole_cost
+from training.environment import read_starts, total_cost
 from training.language.config import TrainConfig
 from training.metrics import read_evaluations, read_metrics
 from training.tasks import config_of
@@ -89,7 +89,7 @@ def open_run(folder: Path, checkpoint: Path | None = None) -> Run:
         ConfigError: the configuration is invalid.
         ValueError: the run is a classifier, or its tokenizer.json is not the one used in training.
     """
-    checkpoint = checkpoint or chosen_checkpoint(folder)
+    checkpoint = checkpoint or find_checkpoint(folder)
     folder_config = config_of(folder, TrainConfig)
     opened = Checkpoint.open(checkpoint)
     saved = opened.config(TrainConfig)
@@ -191,7 +191,7 @@ def origin_cost(run: Path, config: TrainConfig) -> dict[str, Any] | None:
         return recorded[0]
     origin, run = Path(config.run.init_from), run.resolve()
     folders = [folder for folder in (origin, run.parent / origin.name) if folder.resolve() != run]
-    return next((cost for folder in folders if (cost := whole_cost(folder)) is not None), None)
+    return next((cost for folder in folders if (cost := total_cost(folder)) is not None), None)
 
 
 def check_same_settings(folder: Path, config: Config, *, may_differ: Collection[str] = ()) -> None:

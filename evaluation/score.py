@@ -26,7 +26,7 @@ from evaluation.sums import DAMAGED, Scored, Sums, Text, add_up, describe_corpus
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
 from model.flops import forward_flops_per_token
-from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.choice import find_checkpoint
 from training.distributed import Processes
 from training.language.config import TrainConfig
 from training.numerics import autocast
@@ -256,7 +256,7 @@ def evaluate_runs(
         processes: all processes, each of which scores a shard.
         corpora: folders of token shards. Empty means the text of the first run.
         batch_tokens: tokens per GPU and batch. None means as in training.
-        checkpoint: checkpoint of each run, in the format of `chosen_checkpoint`.
+        checkpoint: checkpoint of each run, in the format of `find_checkpoint`.
 
     Returns:
         For each corpus, the scored runs and the text.
@@ -267,8 +267,8 @@ def evaluate_runs(
             scores no run; or the sliding windows have no scored token in common.
     """
     # choose once for all processes: a run in training may write a new checkpoint at any time
-    chosen = processes.main_does(
-        lambda: [chosen_checkpoint(folder, checkpoint) for folder in folders]
+    chosen = processes.run_on_main(
+        lambda: [find_checkpoint(folder, checkpoint) for folder in folders]
     )
     runs = [open_run(*pair) for pair in zip(folders, chosen, strict=True)]
     names = labels(runs)

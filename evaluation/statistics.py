@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from evaluation.sums import LEAST_DOCUMENTS, Sums, effective_number
+from evaluation.sums import MIN_DOCUMENTS, Sums, effective_number
 
 _t_975 = partial(stats.t.ppf, 0.975)  # the two-sided 95% point, by degrees of freedom
 
@@ -22,7 +22,7 @@ _t_975 = partial(stats.t.ppf, 0.975)  # the two-sided 95% point, by degrees of f
 class Estimate:
     """Mean and 95% confidence interval, nats.
 
-    All are NaN if no token counts. low and high are also NaN for fewer than LEAST_DOCUMENTS.
+    All are NaN if no token counts. low and high are also NaN for fewer than MIN_DOCUMENTS.
     """
 
     mean: float
@@ -63,7 +63,7 @@ def estimate(
     result = []
     for mean, resampled_bin, effective in zip(means, resampled.T, documents, strict=True):
         low = high = math.nan
-        if round(effective) >= LEAST_DOCUMENTS:
+        if round(effective) >= MIN_DOCUMENTS:
             # share of the draws beyond each end of the interval
             expanded = math.sqrt(effective / (effective - 1)) * _t_975(effective - 1)
             tail = stats.norm.cdf(-expanded)

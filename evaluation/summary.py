@@ -6,7 +6,7 @@ import pandas as pd
 
 from evaluation.markdown import dict_table, digits, is_known, with_interval
 from evaluation.results import Row, cost_before
-from evaluation.statistics import LEAST_DOCUMENTS
+from evaluation.statistics import MIN_DOCUMENTS
 from evaluation.sums import MIN_HISTORY_SHARE
 
 
@@ -77,7 +77,7 @@ def _explanation(differences: dict[str, Row], same: dict[str, Row]) -> str:
         )
     if not all(is_known(*difference["interval"]) for difference in differences.values()):
         sentences.append(
-            f"No interval, and so no verdict, where fewer than {LEAST_DOCUMENTS} documents count: "
+            f"No interval, and so no verdict, where fewer than {MIN_DOCUMENTS} documents count: "
             "score a text of more."
         )
     single = [label for label, difference in differences.items() if difference["seeds"] == 1]

@@ -29,7 +29,7 @@ MIN_HISTORY_SHARE = Fraction(7, 8)
 """Share of the history that a token must see to count with sliding windows. A smaller share would
 favour longer contexts, because tokens at the start of short windows have less history."""
 
-LEAST_DOCUMENTS = 5
+MIN_DOCUMENTS = 5
 """Minimum number of documents, of equal length, for an interval: the resampled means of fewer do
 not spread far enough."""
 
@@ -144,7 +144,7 @@ def _document_lengths(stream: TokenStream) -> np.ndarray:
 def units_of(document_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Split a text into the units of its intervals: documents, or parts of them if there are few.
 
-    Parts have about equal length. They are used if `effective_number` is below LEAST_DOCUMENTS and
+    Parts have about equal length. They are used if `effective_number` is below MIN_DOCUMENTS and
     the text has at least N_PARTS tokens. Parts of one document resemble each other, so intervals
     over parts hold for this text only.
 
@@ -157,7 +157,7 @@ def units_of(document_lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     n_tokens = document_lengths.sum()
     n_parts = np.ones(len(document_lengths), dtype=np.int64)
-    if round(float(effective_number(document_lengths))) < LEAST_DOCUMENTS and n_tokens >= N_PARTS:
+    if round(float(effective_number(document_lengths))) < MIN_DOCUMENTS and n_tokens >= N_PARTS:
         n_parts = np.maximum(1, np.rint(N_PARTS * document_lengths / n_tokens).astype(np.int64))
     document = np.repeat(np.arange(len(n_parts)), n_parts)
     ends = [

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from training.command_line import command_parser, end_at_once_on_ctrl_c, errors_as_sentences
+from training.command_line import command_parser, exit_on_ctrl_c, user_errors_as_messages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,8 +72,8 @@ class Command:
             self.add("--out", type=Path, default=Path(out))
         self._check = check
         if self._runs:
-            end_at_once_on_ctrl_c()
-            with errors_as_sentences():
+            exit_on_ctrl_c()
+            with user_errors_as_messages():
                 self._parse(None)
 
     def _parse(self, argv: Sequence[str] | None) -> Namespace:
@@ -98,7 +98,7 @@ class Command:
             run(args)
 
         if self._runs:
-            with errors_as_sentences():
+            with user_errors_as_messages():
                 main(None)
         return main
 

@@ -6,10 +6,10 @@ A table is between the lines `<!-- table: NAME -->` and `<!-- end -->`; NAME is 
 PICTURES lists the pictures.
 """
 
-from training.command_line import help_if_asked
+from training.command_line import handle_help
 
 if __name__ == "__main__":
-    help_if_asked(__doc__)  # before PyTorch is imported, which takes seconds
+    handle_help(__doc__)  # before PyTorch is imported, which takes seconds
 
 import re
 from collections.abc import Callable

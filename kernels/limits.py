@@ -9,7 +9,7 @@ CHUNK_BYTES = 2**30
 """Memory limit for the logits that exist at a time. Each chunk costs a pass over the gradient of
 the head's weight: at this size, that is little compared to the chunk's matrix products."""
 
-RING_LEAST_TOKENS = 2048
+MIN_RING_TOKENS = 2048
 """Tokens that a process needs for ring attention. With fewer, a step of the ring is too short to
 hide the transfer of keys and values, and they are gathered instead."""
 MAX_RECEIVE_BUFFER = 2**30

@@ -79,7 +79,7 @@ class GPT(nn.Module):
         if self.config.positions == "learned":
             nn.init.normal_(self.pos_emb.weight, std=INIT_STD)
 
-    def share_sequences(self, context: ContextGroup) -> None:
+    def set_context_group(self, context: ContextGroup) -> None:
         """Shard each sequence over the processes of `context`, from now on.
 
         Tokens, targets and doc_start are then this process's shard from `context.shard`; doc_start

@@ -31,13 +31,13 @@ from pathlib import Path
 from training.command_line import (
     add_checkpoint_option,
     command_parser,
-    errors_as_sentences,
-    read_first,
+    parse_before_imports,
+    user_errors_as_messages,
 )
-from training.signals import if_interrupted
+from training.signals import on_interrupt
 
 
-@read_first
+@parse_before_imports
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     torch.set_float32_matmul_precision("high")  # as in training
     with (
-        if_interrupted(
+        on_interrupt(
             lambda: ": finished scores are kept in RUN/scores; the same command scores the rest"
         ),
         start_processes(args.device) as processes,
@@ -147,5 +147,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main()

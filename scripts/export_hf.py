@@ -13,12 +13,12 @@ from pathlib import Path
 from training.command_line import (
     add_checkpoint_option,
     command_parser,
-    errors_as_sentences,
-    read_first,
+    parse_before_imports,
+    user_errors_as_messages,
 )
 
 
-@read_first
+@parse_before_imports
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
@@ -49,7 +49,7 @@ from data.hub import upload
 from evaluation.model_card import model_card
 from evaluation.runs import open_run
 from model.hf import DTYPES, config_to_hf, layout_for, state_to_hf
-from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.choice import find_checkpoint
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if final == Path.cwd():
         # The rename would leave the shell in a deleted folder.
         raise ValueError(f"{folder} is the current folder: pass a new one, for example in it")
-    run = open_run(args.run, chosen_checkpoint(args.run, args.checkpoint))
+    run = open_run(args.run, find_checkpoint(args.run, args.checkpoint))
     config, tokenizer = run.config.model, run.tokenizer
     hf_config = config_to_hf(config, eot_id=tokenizer.eot_id, dtype=dtype)
     tensors = state_to_hf(run.model.state_dict(), config, dtype=dtype)
@@ -110,5 +110,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main()

@@ -17,12 +17,12 @@ from pathlib import Path
 from training.command_line import (
     add_checkpoint_option,
     command_parser,
-    errors_as_sentences,
-    read_first,
+    parse_before_imports,
+    user_errors_as_messages,
 )
 
 
-@read_first
+@parse_before_imports
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
@@ -64,7 +64,7 @@ from evaluation.results import Row, write_result
 from evaluation.runs import describe, labels, open_run
 from evaluation.score import check_tokenizer
 from evaluation.style import save
-from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.choice import find_checkpoint
 from training.distributed import start_processes
 from training.numerics import autocast
 
@@ -74,7 +74,7 @@ SHARES = (8, 4, 2, 1)  # divisors of the context length
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
-    runs = [open_run(folder, chosen_checkpoint(folder, args.checkpoint)) for folder in args.runs]
+    runs = [open_run(folder, find_checkpoint(folder, args.checkpoint)) for folder in args.runs]
     haystack = TokenStream(args.data or runs[0].config.data.path, "val")
     names = labels(runs)
     found: dict[str, list[Row]] = {}
@@ -151,5 +151,5 @@ def _worst(rows: Sequence[Row], length: int) -> float:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main()

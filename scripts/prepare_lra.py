@@ -21,11 +21,11 @@ from pathlib import Path
 from data.lra.listops import FORMULA_FILE, LONGEST, SHORTEST, baselines, write_tsv
 from data.lra.request import TASKS, Request
 from data.pathfinder.parameters import DIFFICULTIES
-from training.command_line import command_parser, errors_as_sentences, read_first
-from training.signals import if_interrupted
+from training.command_line import command_parser, parse_before_imports, user_errors_as_messages
+from training.signals import on_interrupt
 
 
-@read_first
+@parse_before_imports
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = options(argv)
     console = Console(soft_wrap=True)
     started = time.perf_counter()
-    with errors_as_sentences(), if_interrupted(lambda: ": the same command resumes from here"):
+    with user_errors_as_messages(), on_interrupt(lambda: ": the same command resumes from here"):
         with progress.Progress(*_COLUMNS, console=console) as bar:
             prepared = prepare(_request(args), args.out, _progress_callback(bar))
         if prepared.finished_before:

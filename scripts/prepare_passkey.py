@@ -12,10 +12,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from training.command_line import command_parser, parse_before_imports, user_errors_as_messages
 
 
-@read_first
+@parse_before_imports
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
@@ -34,14 +34,14 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 from data.text.passkey import PasskeySource
 from data.text.prepare import prepare
 from data.text.shards import TOKENIZER
-from training.signals import if_interrupted
+from training.signals import on_interrupt
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
     source = PasskeySource(args.corpus, args.documents, args.longest, args.seed)
-    with if_interrupted(lambda: ": the same command resumes from here"):
+    with on_interrupt(lambda: ": the same command resumes from here"):
         report = prepare(source, args.out, tokenizer=str(args.corpus / TOKENIZER))
     for split, info in report.manifest.splits.items():
         print(f"{split}: {info.documents:,} documents, {info.tokens:,} tokens")
@@ -49,5 +49,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main()

@@ -28,14 +28,14 @@ from data.text.prepare import SHARD_TOKENS, PrepareReport, prepare
 from data.text.shards import SplitInfo, total
 from data.text.sources import CutSource, open_source
 from data.text.tokenizer import GPT2_SHA256
-from training.command_line import command_parser, errors_as_sentences, read_first
-from training.signals import if_interrupted
+from training.command_line import command_parser, parse_before_imports, user_errors_as_messages
+from training.signals import on_interrupt
 
 NANOGPT_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
 """Token counts of OpenWebText as nanoGPT prepares it."""
 
 
-@read_first
+@parse_before_imports
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{source.val_ratio:.0%} of each is held out, starting at the beginning of a line."
         )
     with (
-        if_interrupted(lambda: ": the same command resumes from here"),
+        on_interrupt(lambda: ": the same command resumes from here"),
         _Display(console) as display,
     ):
         report = prepare(
@@ -214,5 +214,5 @@ def _compare_with_nanogpt(report: PrepareReport) -> int:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         sys.exit(main())

@@ -7,14 +7,14 @@ The corpus is the source code of the standard library, which every machine with 
 
 import sys
 
-from training.command_line import errors_as_sentences, help_if_asked
+from training.command_line import handle_help, user_errors_as_messages
 from training.language.config import load_config
 
 CONFIG = "configs/quickstart.yaml"
 
 if __name__ == "__main__":
-    help_if_asked(__doc__)  # before PyTorch is loaded, so that help and misspelt keys are fast
-    with errors_as_sentences():
+    handle_help(__doc__)  # before PyTorch is loaded, so that help and misspelt keys are fast
+    with user_errors_as_messages():
         load_config([CONFIG, *sys.argv[1:]])
 
 from collections.abc import Sequence
@@ -56,5 +56,5 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main(sys.argv[1:])

@@ -5,10 +5,10 @@ python -m scripts.report_environment
 It works without a GPU and without Triton.
 """
 
-from training.command_line import command_parser, errors_as_sentences, read_first
+from training.command_line import command_parser, parse_before_imports, user_errors_as_messages
 
 
-@read_first
+@parse_before_imports
 def check_arguments() -> None:
     """Accept --help and refuse all other arguments."""
     command_parser(__doc__, __spec__).parse_args()
@@ -88,5 +88,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main()

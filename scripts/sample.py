@@ -16,12 +16,12 @@ from pathlib import Path
 from training.command_line import (
     add_checkpoint_option,
     command_parser,
-    errors_as_sentences,
-    read_first,
+    parse_before_imports,
+    user_errors_as_messages,
 )
 
 
-@read_first
+@parse_before_imports
 def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = command_parser(__doc__, __spec__)
@@ -56,7 +56,7 @@ import torch
 from data.text.tokenizer import StreamDecoder
 from evaluation.runs import Run, open_run
 from model.generate import DrawOptions, generate, stream
-from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.choice import find_checkpoint
 from training.numerics import autocast
 
 
@@ -79,7 +79,7 @@ def sample(
         folder: folder of the run.
         prompts: texts to continue; an empty prompt begins a document.
         n_tokens: maximum number of new tokens.
-        checkpoint: as for `chosen_checkpoint`; None is the newest.
+        checkpoint: as for `find_checkpoint`; None is the newest.
         samples: samples per prompt.
         stop: end a sample where the model ends the document. The end-of-text token is not printed.
         options: options of `model.generate.stream`.
@@ -88,7 +88,7 @@ def sample(
         FileNotFoundError: the run in `folder` has no checkpoint or no tokenizer.
         ValueError: an argument is out of range.
     """
-    run = open_run(folder, chosen_checkpoint(folder, checkpoint))
+    run = open_run(folder, find_checkpoint(folder, checkpoint))
     dtype = run.config.run.dtype
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
@@ -200,5 +200,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main()

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from textwrap import dedent
 
-from training.command_line import command_parser, errors_as_sentences
+from training.command_line import command_parser, user_errors_as_messages
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
@@ -116,5 +116,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with errors_as_sentences():
+    with user_errors_as_messages():
         main()

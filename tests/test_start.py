@@ -13,7 +13,7 @@ FILES = [
     for path in ROOT.glob(f"{room}/**/*.py")
 ]
 ENDINGS = (
-    '"__main__":\n    with errors_as_sentences():\n',
+    '"__main__":\n    with user_errors_as_messages():\n',
     "\n@command.main\n",
     "\ncommand.main(",
     "main())",

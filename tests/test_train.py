@@ -17,7 +17,7 @@ from data.text.shards import Manifest
 from tests.training_runs import by_torchrun, in_two_processes, losses, stop_after
 from training.checkpoint.folders import latest_checkpoint
 from training.checkpoint.reader import Checkpoint
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 from training.language.config import load_config
 from training.metrics import read_metrics
 
@@ -246,7 +246,7 @@ def test_errors(run, overrides, error, message, monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     if "model.attention=triton" in overrides:
         monkeypatch.setattr("kernels.triton._INTERPRETED", False)
-    with pytest.raises(SystemExit) as end, errors_as_sentences():
+    with pytest.raises(SystemExit) as end, user_errors_as_messages():
         run(*overrides)
     assert isinstance(end.value.__cause__, error)
     assert re.match(f"error: .*({message})", str(end.value))

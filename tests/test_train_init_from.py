@@ -13,7 +13,7 @@ from tests.training_runs import in_two_processes, losses, stop_after
 from training.checkpoint.contents import OPTIMIZER, PROCESSES
 from training.checkpoint.folders import latest_checkpoint
 from training.checkpoint.reader import Checkpoint
-from training.environment import whole_cost
+from training.environment import total_cost
 from training.metrics import read_metrics
 
 # one step that changes nothing: the evaluated weights are the initial weights of the run
@@ -129,7 +129,7 @@ def test_starts_with_a_chosen_checkpoint_of_another_run(run, tmp_path, capsys):
         run(f"run.init_from={source}", *options, *ONE_FROZEN_STEP, f"run.out_dir={out}")
         assert f"initial weights: {source}/checkpoints/step_{step:08d}" in (capsys.readouterr().out)
         # the cost of the run includes the chosen checkpoint, and no later steps of the source
-        assert whole_cost(out)["tokens"] == 256 * (step + 1)
+        assert total_cost(out)["tokens"] == 256 * (step + 1)
         shutil.rmtree(out)
 
 

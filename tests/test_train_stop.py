@@ -14,7 +14,7 @@ from experiments.reliability.processes import start_process
 from experiments.reliability.stops import PHASES, start_alone, train_and_stop
 from tests.training_runs import call_on_two_processes, losses
 from training.checkpoint.folders import checkpoints, step_of
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 from training.metrics import read_metrics
 
 SPEED = "tokens_per_s", "gpu_hours", "memory_gib"
@@ -111,7 +111,7 @@ def train_on_terminal(terminal, argv):
     opened = os.open(terminal, os.O_RDWR)  # the first opened terminal controls the session
     for number in (0, 1, 2):
         os.dup2(opened, number)
-    with errors_as_sentences():
+    with user_errors_as_messages():
         train.main(argv)
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from experiments.reliability.processes import call_on_processes
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 from training.metrics import read_metrics
 
 import train  # isort: skip
@@ -38,7 +38,7 @@ def train_on_two_processes(run, *overrides):
 
 
 def _train(argv):
-    with errors_as_sentences():
+    with user_errors_as_messages():
         train.main(argv)
 
 

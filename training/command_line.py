@@ -22,13 +22,13 @@ _TORCHRUN_GRACE_S = 3.0
 
 
 @contextmanager
-def errors_as_sentences() -> Iterator[None]:
+def user_errors_as_messages() -> Iterator[None]:
     """Print a user error as one line without a stack trace, and exit with status 1.
 
     Throughout the project ValueError, OSError, FloatingPointError and MemoryError mean a problem
     with the user's input, data or disk. Any other exception is a bug and keeps its trace.
     `python -X dev` keeps all traces. SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGUSR1 also print one
-    line, which `if_interrupted` extends, and exit with 130, 143, 129 and 138, or 0. Under torchrun
+    line, which `on_interrupt` extends, and exit with 130, 143, 129 and 138, or 0. Under torchrun
     the first process of a machine prints; another does so only if the first does not.
     """
     with raise_on_signals():
@@ -100,7 +100,7 @@ def command_parser(text: str | None, module: ModuleSpec | None) -> argparse.Argu
 
 
 def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
-    """Add the --checkpoint option; its value is an argument of `chosen_checkpoint`."""
+    """Add the --checkpoint option; its value is an argument of `find_checkpoint`."""
     parser.add_argument(
         "--checkpoint",
         metavar="best|STEP|FOLDER",
@@ -109,29 +109,31 @@ def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_first(options: Callable[P, T]) -> Callable[P, T]:
+def parse_before_imports(options: Callable[P, T]) -> Callable[P, T]:
     """Decorator: call `options` immediately if its module is the command being run.
 
     Help and a wrong option then do not wait for the imports below it: PyTorch takes seconds.
     """
     if options.__module__ == "__main__":
-        end_at_once_on_ctrl_c()
-        with errors_as_sentences():
+        exit_on_ctrl_c()
+        with user_errors_as_messages():
             options()  # pyright: ignore[reportCallIssue]
     return options
 
 
-def help_if_asked(text: str | None) -> None:
+def handle_help(text: str | None) -> None:
     """Print `text` and exit if -h or --help is given, for commands without argparse."""
-    end_at_once_on_ctrl_c()
+    exit_on_ctrl_c()
     if not {"-h", "--help"}.isdisjoint(sys.argv[1:]):
-        with errors_as_sentences():
+        with user_errors_as_messages():
             print(text)
             raise SystemExit(0)
 
 
-def end_at_once_on_ctrl_c() -> None:
-    """Let Ctrl-C exit without a stack trace during imports, until `errors_as_sentences` takes over.
+def exit_on_ctrl_c() -> None:
+    """Let Ctrl-C exit without a stack trace during imports.
+
+    `user_errors_as_messages` takes over after them.
 
     An ignored SIGINT stays ignored: shells ignore it for background commands.
     """

@@ -93,7 +93,7 @@ class Processes:
         dist.broadcast_object_list(values)
         return values[0]
 
-    def main_does(self, work: Callable[[], T]) -> T:
+    def run_on_main(self, work: Callable[[], T]) -> T:
         """Run `work` on the main process; every process gets its result, or its error.
 
         Raises:

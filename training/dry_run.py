@@ -8,7 +8,7 @@ from typing import NamedTuple
 from configs.reader import to_yaml
 from data.lra.store import Manifest as Examples
 from data.text.shards import MANIFEST, Manifest
-from kernels.limits import MAX_RECEIVE_BUFFER, RING_LEAST_TOKENS, chunk_rows
+from kernels.limits import MAX_RECEIVE_BUFFER, MIN_RING_TOKENS, chunk_rows
 from model.classifier_config import ClassifierConfig
 from model.config import ModelConfig
 from model.flops import (
@@ -26,14 +26,14 @@ CARDS = (16, 24, 40, 80, 141)  # GiB of GPUs that people have
 SPARE = 0.92  # of a card's memory: the rest is for CUDA and for gaps between allocations
 UTILISATION = 0.42
 """Share of a GPU's peak. The shipped GPTs reach 39% to 52% on an H100 (train_speed.json)."""
-LEAST_WIDTH = 512
+MIN_WIDTH = 512
 """Narrower models wait for kernel launches and memory: FLOPs do not predict their time."""
-MOST_EPOCHS, GOOD_EPOCHS = 10, 4
-LEAST_STEPS = 100  # fewer teach nothing, whatever their size
+MAX_EPOCHS, GOOD_EPOCHS = 10, 4
+MIN_STEPS = 100  # fewer teach nothing, whatever their size
 CLOCKS = {"H100": "H100 80GB HBM3", "A100": "A100", "RTX 4090": "RTX 4090"}
 
 
-def dry_run_if_asked(argv: Sequence[str]) -> None:
+def handle_dry_run(argv: Sequence[str]) -> None:
     """Print what a run needs if --dry-run or --dry-run=GPUS is an argument, and exit.
 
     With --print-config, print the whole configuration instead.
@@ -112,9 +112,9 @@ def _classifier(config: ClassifyConfig, n_gpus: int) -> list[str]:
 
 def _times(flops: float, width: int, n_gpus: int) -> str:
     """How long GPUs take for these FLOPs, in a sentence."""
-    if width < LEAST_WIDTH:
+    if width < MIN_WIDTH:
         return (
-            f"no estimate of the time: FLOPs do not predict it below model.n_embd={LEAST_WIDTH}. "
+            f"no estimate of the time: FLOPs do not predict it below model.n_embd={MIN_WIDTH}. "
             "A run prints the time that is left"
         )
     times = [
@@ -172,14 +172,14 @@ def _epochs(config: TrainConfig) -> list[str]:
         epochs = optim.max_steps * a_step / n_tokens
         digits = 2 if epochs < 100 else 0
         lines += [f"{epochs:,.{digits}f} epochs of the {n_tokens:,} tokens of {path}"]
-        if epochs > MOST_EPOCHS:
+        if epochs > MAX_EPOCHS:
             steps = int(GOOD_EPOCHS * n_tokens / a_step)
             smaller = optim.micro_batch_size * config.model.context_length
             lines += [
-                f"warning: a GPT memorizes a text that it sees more than {MOST_EPOCHS} times. "
+                f"warning: a GPT memorizes a text that it sees more than {MAX_EPOCHS} times. "
                 + (
                     f"Set optim.max_steps={steps} for {GOOD_EPOCHS} epochs, or prepare more text"
-                    if steps >= LEAST_STEPS
+                    if steps >= MIN_STEPS
                     else f"A step takes {a_step / n_tokens:.0%} of it: set a smaller "
                     f"optim.batch_tokens ({smaller} is one micro-batch), or prepare more text"
                 )
@@ -269,7 +269,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     of_product = model.positions == "learned" and not model.qk_norm  # q and k are views of it
     context = config.parallel.context
     by_ring = (
-        model.context_length // context >= RING_LEAST_TOKENS
+        model.context_length // context >= MIN_RING_TOKENS
         and model.window_size is None
         and model.attention_dropout == 0
     )

@@ -39,7 +39,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def note_start(
+def record_start(
     run: Path,
     step: int,
     *,
@@ -57,12 +57,12 @@ def note_start(
     earlier = [start for start in read_starts(run) if start["from_step"] < step]
     start: dict[str, Any] = {"from_step": step, **machine(), "world_size": world_size}
     if origin is not None:
-        start["before"] = whole_cost(origin, until=origin_step)
+        start["before"] = total_cost(origin, until=origin_step)
     starts = [*earlier, start]
     write_atomically(run / ENVIRONMENTS, (json.dumps(starts, indent=1) + "\n").encode())
 
 
-def whole_cost(run: Path, *, until: int | None = None) -> dict[str, Any] | None:
+def total_cost(run: Path, *, until: int | None = None) -> dict[str, Any] | None:
     """Last evaluation of a run, or the last one up to step `until`.
 
     Its tokens and GPU-hours include all runs whose weights led to it; None if they are unknown.
@@ -78,7 +78,7 @@ def whole_cost(run: Path, *, until: int | None = None) -> dict[str, Any] | None:
 
 
 def read_starts(run: Path) -> list[dict[str, Any]]:
-    """Entries that `note_start` wrote for each start of a run; empty if there are none."""
+    """Entries that `record_start` wrote for each start of a run; empty if there are none."""
     path = run / ENVIRONMENTS
     if not path.exists():
         return []
@@ -99,7 +99,7 @@ def read_starts(run: Path) -> list[dict[str, Any]]:
 
 
 def _check_start(start: dict[str, Any]) -> None:
-    """Raise ValueError if a value has another type than `note_start` writes."""
+    """Raise ValueError if a value has another type than `record_start` writes."""
     before = start.get("before")
     if before is not None and not (
         isinstance(before, dict) and "step" in before and all(map(is_number, before.values()))

@@ -43,21 +43,21 @@ def can_capture(run: RunConfig, processes: Processes) -> bool:
     return run.cuda_graph and processes.device.type == "cuda" and stays_on_gpu
 
 
-def weights_stay(model: nn.Module) -> bool:
+def weights_are_static(model: nn.Module) -> bool:
     """Whether weights keep their memory address; weights gathered by FSDP2 do not."""
     return not isinstance(model, FSDPModule)
 
 
-def share_sequences(model: GPT, processes: Processes) -> ContextGroup:
+def set_up_context_parallel(model: GPT, processes: Processes) -> ContextGroup:
     """Set up context parallelism of a model; returns the group that shares each sequence."""
     context = ContextGroup()
     if processes.mesh is not None:
         context = ContextGroup(processes.mesh.get_group("context"))
-        model.share_sequences(context)
+        model.set_context_group(context)
     return context
 
 
-def share_weights(model: GPT, config: TrainConfig, processes: Processes) -> None:
+def shard_model(model: GPT, config: TrainConfig, processes: Processes) -> None:
     """Move a model to the device, or shard it over the processes (FSDP2, block by block).
 
     Zhao et al. 2023, "PyTorch FSDP" (arXiv 2304.11277). Nothing may hold its parameters before this

@@ -28,7 +28,7 @@ last one applies to both while signals are deferred, as a step takes its time; t
 _ECHO = 2.0
 """Seconds within which torchrun forwards a signal to processes that already received it."""
 _advice: list[Callable[[], str]] = []
-"""Advice of the active `if_interrupted` blocks, the innermost last."""
+"""Advice of the active `on_interrupt` blocks, the innermost last."""
 _printed: list[int] = []
 """Signal whose message was printed while the main thread was stuck."""
 _saved: list[bool] = []
@@ -36,10 +36,10 @@ _saved: list[bool] = []
 
 
 @contextmanager
-def if_interrupted(
+def on_interrupt(
     advice: Callable[[], str], *, is_saved: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Add `advice()` to the message of `errors_as_sentences` if a signal ends this block.
+    """Add `advice()` to the message of `user_errors_as_messages` if a signal ends this block.
 
     The text is evaluated at that time, and follows the word "interrupted" or "terminated", as in
     ": the same command resumes from here". If `is_saved()`, nothing is lost: the command exits with

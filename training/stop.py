@@ -99,7 +99,7 @@ def lock_run_dir(run: Path, processes: Processes) -> Iterator[None]:
         OSError: the folder cannot be created or opened.
     """
     with ExitStack() as stack:
-        processes.main_does(lambda: _lock(run, stack))
+        processes.run_on_main(lambda: _lock(run, stack))
         yield
 
 

@@ -36,7 +36,7 @@ def read_run(argv: Sequence[str]) -> RunConfiguration:
     return read_task_config(SCHEMAS, argv)
 
 
-def explain_if_asked(text: str | None, argv: Sequence[str]) -> None:
+def handle_settings_help(text: str | None, argv: Sequence[str]) -> None:
     """If -h or --help is given, print `text` and all settings, and exit.
 
     If a configuration is given, they are its settings and values; otherwise a GPT's defaults.

@@ -44,7 +44,7 @@ from experiments.lra.tasks import ATTENTIONS, arguments_of, trainable_tasks
 from experiments.timing import in_turns, reset_compiler_and_memory, spread, wall_seconds
 from model.classifier import Classifier
 from training.classification.config import ClassifyConfig
-from training.classification.objectives import answer_loss, ask_labels
+from training.classification.objectives import label_targets, target_loss
 from training.distributed import Processes
 from training.finite_steps import FiniteSteps
 from training.numerics import autocast, deterministic_algorithms
@@ -72,7 +72,7 @@ class Contender:
         finite = FiniteSteps(
             self._optimizer, alone, ["loss", "accuracy"], grad_clip=config.optim.grad_clip
         )
-        answer = partial(answer_loss, ask_labels, self._autocast, alone)
+        answer = partial(target_loss, label_targets, self._autocast, alone)
         loss_of = lambda model, *batch: answer(model, self._lesson.batch(*batch))  # noqa: E731
         self._step = partial(train_step, loss_of, fast, finite)
         self._lesson = curriculum.lessons[curriculum.number(config.optim.max_steps - 1)]

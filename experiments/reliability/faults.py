@@ -29,7 +29,7 @@ from experiments.reliability.world import (
 )
 from training.checkpoint.folders import checkpoints, step_of
 from training.checkpoint.reader import Checkpoint
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 from training.metrics import METRICS, Record, read_metrics
 
 
@@ -45,7 +45,7 @@ def _train_until(argv: list[str], log: Path, at: int, fault: Callable[[], object
             fault()
 
     train.Trainer.record = disturbed
-    with errors_as_sentences():
+    with user_errors_as_messages():
         train.main(argv)
 
 

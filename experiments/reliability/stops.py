@@ -13,7 +13,7 @@ from experiments.reliability.processes import call_on_processes, print_to, start
 from experiments.reliability.world import Tally, World, outcome, records
 from training.checkpoint import saver
 from training.checkpoint.folders import latest_checkpoint, step_of
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 from training.language import task
 
 
@@ -58,7 +58,7 @@ def train_and_stop(argv: list[str], phase: str, number: int, rank: int | None) -
             take_step(self, batch)
 
         train.Trainer.take_step = after_the_signal
-    with errors_as_sentences():
+    with user_errors_as_messages():
         train.main(argv)
 
 

@@ -16,7 +16,7 @@ from data.text.prepare import prepare
 from data.text.sources import open_source
 from evaluation.results import Row
 from experiments.reliability.dots import CPU, make_config
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 from training.metrics import read_metrics
 from training.signals import is_stop
 
@@ -100,7 +100,7 @@ def outcome(command: Callable[[list[str]], object], *arguments: object) -> Outco
             redirect_stdout(printed),
             redirect_stderr(printed),
             _limited_memory(),
-            errors_as_sentences(),
+            user_errors_as_messages(),
         ):
             command([*map(str, arguments)])
     except SystemExit as end:

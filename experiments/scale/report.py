@@ -12,7 +12,7 @@ from evaluation.style import COLOURS, PLAIN
 from experiments.reports import table
 from experiments.scale.cases import MASKS, case_of, long_case
 from experiments.scale.model import Growth, fit
-from kernels.limits import RING_LEAST_TOKENS
+from kernels.limits import MIN_RING_TOKENS
 from model.config import ModelConfig
 
 N_GPUS = (1, 2, 8, 64, 512)
@@ -137,7 +137,7 @@ def draw(result: Row) -> Figure:
         estimates = {
             n: long_case("long", n, "dense", n_gpus, "selective").estimated_gib
             for n in lengths
-            if n >= RING_LEAST_TOKENS * n_gpus
+            if n >= MIN_RING_TOKENS * n_gpus
         }
         memory.plot([*estimates], [*estimates.values()], color=colour, linewidth=1)
         fitting = [n for n, gib in estimates.items() if gib <= CARD]

@@ -27,9 +27,9 @@ from training.optim import make_optimizer
 from training.parallel import (
     can_capture,
     compile_and_wrap,
-    share_sequences,
-    share_weights,
-    weights_stay,
+    set_up_context_parallel,
+    shard_model,
+    weights_are_static,
 )
 from training.step import GraphedStep, train_step
 
@@ -124,14 +124,14 @@ def step_of(config: TrainConfig, processes: Processes, *batch: Tensor) -> Step:
     """
     with processes.device:
         model = GPT(config.model)
-    context = share_sequences(model, processes)
+    context = set_up_context_parallel(model, processes)
     batch = tuple(context.shard(x, dim=2) for x in batch)
-    share_weights(model, config, processes)
+    shard_model(model, config, processes)
     captured = can_capture(config.run, processes)
     optimizer = make_optimizer(model, config.optim, capturable=captured)
     finite = FiniteSteps(optimizer, processes, ["loss"], grad_clip=config.optim.grad_clip)
     _, parallel = compile_and_wrap(model, config.run, processes, n_shapes=1)
-    stay = weights_stay(model)
+    stay = weights_are_static(model)
     activations = partial(autocast, config.run.dtype, processes.device, cache_casts=stay)
     learn = partial(train_step, partial(language_loss, activations), parallel, finite)
     take = GraphedStep(learn, optimizer, processes.device, capture=captured, cache_casts=stay)

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..argument_types import check_bool, check_number, check_tensors
 from ..attention import compute, flash_attention, pick
 from ..autocast import in_autocast_dtypes
-from ..limits import RING_LEAST_TOKENS
+from ..limits import MIN_RING_TOKENS
 from ..ops import IMPLEMENTATIONS
 from ..options import (
     N_CALL_TENSORS,
@@ -127,7 +127,7 @@ def _pick_method(method: Method | None, q: Tensor, options: AttentionOptions) ->
             f"method='ring' cannot serve this call: {reason}. method=None picks one that can"
         )
     if method is None:
-        return "gather" if reason or q.shape[1] < RING_LEAST_TOKENS else "ring"
+        return "gather" if reason or q.shape[1] < MIN_RING_TOKENS else "ring"
     return method
 
 

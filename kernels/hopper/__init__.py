@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import triton
 from ..mask.block_mask import BlockSparseMask
-from ..mask.packing import MOST_PACKED, PACKED_BLOCK
+from ..mask.packing import MAX_PACKED, PACKED_BLOCK
 from ..options import AttentionOptions
 
 # By block size: how many blocks of a mask a block of 64 must hold on average, so that packing them
@@ -57,9 +57,9 @@ def _unsupported_mask(mask: BlockSparseMask, head_dim: int) -> str | None:
     if head_dim > 128 and mask.block_size < 128:
         return f"mask.block_size={mask.block_size} must be at least 128 with head_dim={head_dim}"
     tokens = max(mask.layout.shape[1:]) * mask.block_size
-    if mask.block_size < PACKED_BLOCK and tokens > MOST_PACKED * PACKED_BLOCK:
+    if mask.block_size < PACKED_BLOCK and tokens > MAX_PACKED * PACKED_BLOCK:
         return (
-            f"mask is for {tokens} tokens and must be for at most {MOST_PACKED * PACKED_BLOCK} "
+            f"mask is for {tokens} tokens and must be for at most {MAX_PACKED * PACKED_BLOCK} "
             f"with block_size={mask.block_size}, as its blocks are packed into blocks of 64"
         )
     min_fill = _MIN_PACKED_FILL.get(mask.block_size, 1.0)

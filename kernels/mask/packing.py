@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PACKED_BLOCK = 64
-MOST_PACKED = 2**16  # maximum number of blocks in a row or a column: block numbers have 16 bits
+MAX_PACKED = 2**16  # maximum number of blocks in a row or a column: block numbers have 16 bits
 PART = 16
 ALL_PARTS = 2**16 - 1
 
@@ -34,7 +34,7 @@ def parts_of(blocks: Tensor, block_size: int) -> Tensor:
 
 
 def with_parts(numbers: Tensor, parts: Tensor) -> Tensor:
-    """Block numbers, below MOST_PACKED, with the parts in the upper 16 of 32 bits: int64."""
+    """Block numbers, below MAX_PACKED, with the parts in the upper 16 of 32 bits: int64."""
     return numbers + (parts << 16)
 
 
@@ -49,12 +49,12 @@ def pack_blocks(
         full, partial and layout in blocks of 64, and the parts of full and partial blocks.
 
     Raises:
-        ValueError: there are more blocks of 64 than MOST_PACKED.
+        ValueError: there are more blocks of 64 than MAX_PACKED.
     """
-    if longest > MOST_PACKED * PACKED_BLOCK:
+    if longest > MAX_PACKED * PACKED_BLOCK:
         raise ValueError(
             f"blocks of {block_size} are packed into blocks of {PACKED_BLOCK} up to "
-            f"{MOST_PACKED * PACKED_BLOCK} tokens, got {longest}: use larger blocks"
+            f"{MAX_PACKED * PACKED_BLOCK} tokens, got {longest}: use larger blocks"
         )
     parts = parts_of(full | partial, block_size)
     full = parts_of(full, block_size) == ALL_PARTS

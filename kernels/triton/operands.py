@@ -15,12 +15,12 @@ from . import is_interpreted
 
 # Elements of q times keys. Descriptors save GPU time but cost CPU time, and smaller calls are
 # limited by the CPU already.
-LEAST_WORK = 2**32
+MIN_TMA_WORK = 2**32
 
 
 def worth_describing(q: Tensor, k: Tensor) -> bool:
-    """Whether attention of q (B, T_q, H, D) and k (B, T_k, H_kv, D) is at least LEAST_WORK."""
-    return q.numel() * k.shape[1] >= LEAST_WORK
+    """Whether attention of q (B, T_q, H, D) and k (B, T_k, H_kv, D) is at least MIN_TMA_WORK."""
+    return q.numel() * k.shape[1] >= MIN_TMA_WORK
 
 
 def operand(x: Tensor, rows: int, block_d: int, described: bool) -> Any:

@@ -14,7 +14,7 @@ from evaluation.runs import check_same_settings, describe, labels, mask_of, open
 from model.config import MaskConfig, ModelConfig
 from training.checkpoint.files import SUMS, write_sums
 from training.config import RUN_CONFIG
-from training.environment import ENVIRONMENTS, note_start
+from training.environment import ENVIRONMENTS, record_start
 from training.language.config import load_config
 from training.metrics import METRICS
 
@@ -159,7 +159,7 @@ def test_a_description_includes_the_cost_of_the_earlier_run(opened, tmp_path):
         assert describe(opened("a", f"run.init_from={origin}"))["before"] is None
     noted = opened("b", "run.init_from=nowhere")
     noted.folder.mkdir()
-    note_start(noted.folder, 0, origin=tmp_path / "a")
+    record_start(noted.folder, 0, origin=tmp_path / "a")
     shutil.rmtree(tmp_path / "a")
     assert describe(noted)["before"] == last
     begun = json.loads((noted.folder / ENVIRONMENTS).read_text())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evaluation.statistics import (
-    LEAST_DOCUMENTS,
+    MIN_DOCUMENTS,
     Estimate,
     estimate,
     paired_half_width,
@@ -94,7 +94,7 @@ def test_short_documents_do_not_narrow_the_interval_of_few_long_ones():
 
 
 def test_no_interval_if_few_documents_hold_almost_all_tokens():
-    lengths = [100] * (LEAST_DOCUMENTS - 1) + [1] * 4
+    lengths = [100] * (MIN_DOCUMENTS - 1) + [1] * 4
     values = np.random.default_rng(0).normal(size=sum(lengths))
     (got,) = estimate(sums_of(values, lengths))
     assert math.isfinite(got.mean) and math.isnan(got.low)
@@ -146,12 +146,12 @@ def test_empty_bins_are_nan():
         assert all(math.isnan(number) for number in (nothing.mean, nothing.low, nothing.high))
 
 
-@pytest.mark.parametrize("n", range(1, LEAST_DOCUMENTS + 2))
+@pytest.mark.parametrize("n", range(1, MIN_DOCUMENTS + 2))
 def test_few_documents_have_a_mean_but_no_interval(n):
     values = np.append(np.arange(2.0 * n), np.nan)
     (got,) = estimate(sums_of(values, [2] * n + [1]))
     assert got.mean == pytest.approx(n - 0.5)
-    missing = n < LEAST_DOCUMENTS
+    missing = n < MIN_DOCUMENTS
     assert (math.isnan(got.low), math.isnan(got.high)) == (missing, missing)
     both = widen(got, 0.1)
     assert (math.isnan(both.low), math.isnan(both.high)) == (missing, missing)
@@ -185,8 +185,8 @@ def test_a_difference_counts_only_shared_documents():
 
 def test_documents_are_counted_per_bin():
     """The first bin has a token of every document but one, the second of every document."""
-    bins = np.array([0, 1] * (LEAST_DOCUMENTS - 1) + [1])
-    lengths = [2] * (LEAST_DOCUMENTS - 1) + [1]
+    bins = np.array([0, 1] * (MIN_DOCUMENTS - 1) + [1])
+    lengths = [2] * (MIN_DOCUMENTS - 1) + [1]
     few, enough = estimate(sums_of(np.arange(len(bins)), lengths, bins))
     assert math.isnan(few.low) and math.isnan(few.high)
     assert enough.low < enough.mean < enough.high

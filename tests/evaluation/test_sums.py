@@ -9,7 +9,7 @@ from configs.reader import to_yaml
 from data.text.shards import TokenStream
 from data.text.tokenizer import load_tokenizer
 from evaluation.sums import (
-    LEAST_DOCUMENTS,
+    MIN_DOCUMENTS,
     N_PARTS,
     Corpus,
     Text,
@@ -160,4 +160,4 @@ def test_few_documents_are_cut_into_parts_of_about_equal_length(lengths):
     assert (np.diff(document) >= 0).all() and units.min() > 0
     assert abs(len(units) - N_PARTS) <= len(lengths)
     assert units.max() <= 2 * sum(lengths) / N_PARTS
-    assert effective_number(units) >= LEAST_DOCUMENTS
+    assert effective_number(units) >= MIN_DOCUMENTS

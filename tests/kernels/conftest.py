@@ -79,7 +79,7 @@ def check(device_for, attention):
 @pytest.fixture
 def copy_engines(monkeypatch):
     """Read small calls with TMA as well, in 16 bits and where an operand allows it."""
-    monkeypatch.setattr("kernels.triton.operands.LEAST_WORK", 1)
+    monkeypatch.setattr("kernels.triton.operands.MIN_TMA_WORK", 1)
 
 
 @pytest.fixture(scope="session")

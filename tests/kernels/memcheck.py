@@ -40,7 +40,7 @@ def main() -> None:
     for head_dim in (40, 64, 128, 256):
         # through pointers, then through TMA if the head dimension allows it
         for seq_q, seq_k, least_work in ((65, 127, 2**62), (1100, 1030, 1)):
-            operands.LEAST_WORK = least_work
+            operands.MIN_TMA_WORK = least_work
             run(seq_q, seq_k, head_dim, causal=True)
     documents = torch.tensor([[0] * 700 + [700] * 400] * 2, device=CUDA)
     run(1100, 1100, 64, causal=True, window_size=99, doc_start=documents)

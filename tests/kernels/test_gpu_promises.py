@@ -110,7 +110,7 @@ def compiled_kernels():
 @pytest.mark.parametrize("least_work", [1, 2**62], ids=["descriptors", "pointers"])
 @pytest.mark.parametrize("option", ["causal", "documents", "butterfly"])
 def test_another_length_does_not_compile_again(option, least_work, lengths, monkeypatch):
-    monkeypatch.setattr("kernels.triton.operands.LEAST_WORK", least_work)
+    monkeypatch.setattr("kernels.triton.operands.MIN_TMA_WORK", least_work)
 
     def call(seq):
         options = {"causal": True}

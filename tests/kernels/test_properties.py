@@ -72,7 +72,7 @@ def check(
         batch, seq_q, seq_k, n_head, n_kv_head, head_dim, dtype=dtype, device=device, seed=seed
     )
     least_work = 1 if copy_engines else 2**62
-    with poison_empty(), mock.patch("kernels.triton.operands.LEAST_WORK", least_work):
+    with poison_empty(), mock.patch("kernels.triton.operands.MIN_TMA_WORK", least_work):
         errors = check_attention(attention_by(impl), q, k, v, with_dlse=True, **options)
     checked = {name for name in errors if not name.endswith("_same_dtype")}
     assert checked == {"out", "lse", "dq", "dk", "dv", *(["dsinks"] if sinks else [])}

@@ -8,7 +8,7 @@ import train
 from data.text.tokenizer import load_tokenizer, train_tokenizer
 from evaluation.runs import open_run
 from scripts import import_hf, sample
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 from training.config import RUN_CONFIG
 
 
@@ -48,7 +48,7 @@ def test_training_further_in_the_same_folder_is_refused(gpt2_folder, corpus, out
     before = (out / "config.yaml").read_bytes()
     arguments = [str(out / "config.yaml"), "run.device=cpu", "run.compile=false"]
     with pytest.raises(SystemExit, match=f"error: .*run.out_dir and set run.init_from={out}$"):  # noqa: SIM117
-        with errors_as_sentences():
+        with user_errors_as_messages():
             train.main(arguments)
     assert (out / "config.yaml").read_bytes() == before
 

@@ -7,7 +7,7 @@ import scripts.prepare_text
 from data.text.shards import Manifest, TokenStream
 from data.text.tokenizer import load_tokenizer, train_tokenizer
 from scripts.prepare_text import main
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_interruption_says_how_to_resume(corpus, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(scripts.prepare_text, "prepare", interrupted)
     options = ["--train-bpe", "300", "--txt-separator", r"\n\n"]
-    with pytest.raises(SystemExit) as ended, errors_as_sentences():
+    with pytest.raises(SystemExit) as ended, user_errors_as_messages():
         main([str(corpus), "--out", str(tmp_path / "out"), *options])
     assert ended.value.code == 130
     said = capsys.readouterr().err

@@ -9,7 +9,7 @@ from model.generate import generate
 from model.gpt import GPT
 from scripts import sample
 from scripts.sample import continuations, pieces
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_invalid_options_are_refused(train, capsys, tmp_path):
     assert capsys.readouterr().out == ""
     (folder / "tokenizer.json").unlink()
     with pytest.raises(SystemExit, match=r"error: Tokenizer '.*tokenizer.json' must be"):  # noqa: SIM117
-        with errors_as_sentences():
+        with user_errors_as_messages():
             sample.main([str(folder)])
     with pytest.raises(FileNotFoundError, match="has no checkpoint yet. Train it first"):
         sample.main([str(tmp_path)])

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from tests.training.programs import stopped
-from training.command_line import errors_as_sentences, help_if_asked
+from training.command_line import handle_help, user_errors_as_messages
 
 ENDLESS = """
 import sys
-from training.command_line import errors_as_sentences
-with errors_as_sentences():
+from training.command_line import user_errors_as_messages
+with user_errors_as_messages():
     print("more", flush=True)
     sys.stdin.read()  # until stdout is closed
     for _ in range(%d):
@@ -20,10 +20,10 @@ with errors_as_sentences():
 """
 OTHER_PIPE = """
 import os
-from training.command_line import errors_as_sentences
+from training.command_line import user_errors_as_messages
 reads, writes = os.pipe()
 os.close(reads)
-with errors_as_sentences():
+with user_errors_as_messages():
     os.write(writes, b"more")
 """
 HELP = """
@@ -32,11 +32,11 @@ from training import command_line
 sys.argv[1:] = ["--help"]
 sys.stdin.read()  # until stdout is closed
 if %r == "options":
-    @command_line.read_first
+    @command_line.parse_before_imports
     def options():
         argparse.ArgumentParser().parse_args()
 else:
-    command_line.help_if_asked("How to call it.")
+    command_line.handle_help("How to call it.")
 """
 READY = """
 def sleep(seconds, sleep=command_line.time.sleep):
@@ -48,26 +48,26 @@ FAILS = """
 import sys
 from training import command_line
 command_line._TORCHRUN_GRACE_S = %r
-with command_line.errors_as_sentences():
+with command_line.user_errors_as_messages():
     raise %s("too long")
 """
 
 
 @pytest.mark.parametrize("kind", [ValueError, OSError, FloatingPointError])
 def test_user_errors_print_one_sentence(kind):
-    with pytest.raises(SystemExit, match="^error: too long$"), errors_as_sentences():
+    with pytest.raises(SystemExit, match="^error: too long$"), user_errors_as_messages():
         raise kind("too long")
 
 
 def test_out_of_memory_prints_one_sentence():
-    with pytest.raises(SystemExit, match="^error: not enough memory$"), errors_as_sentences():
+    with pytest.raises(SystemExit, match="^error: not enough memory$"), user_errors_as_messages():
         raise MemoryError
-    with pytest.raises(SystemExit, match=r"enough memory \(3 GiB"), errors_as_sentences():
+    with pytest.raises(SystemExit, match=r"enough memory \(3 GiB"), user_errors_as_messages():
         raise MemoryError("3 GiB")
 
 
 def test_other_errors_keep_their_traceback():
-    with pytest.raises(TypeError), errors_as_sentences():
+    with pytest.raises(TypeError), user_errors_as_messages():
         raise TypeError
 
 
@@ -91,7 +91,7 @@ def test_another_broken_pipe_is_an_error():
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("by", ["options", "help_if_asked"])
+@pytest.mark.parametrize("by", ["options", "handle_help"])
 def test_help_to_a_closed_stdout_ends_quietly(by, unbuffered, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
@@ -136,12 +136,12 @@ def restore_sigint():
 def test_help(option, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "configs/quickstart.yaml", option])
     with pytest.raises(SystemExit) as ended:
-        help_if_asked("Train a GPT.")
+        handle_help("Train a GPT.")
     assert ended.value.code == 0 and capsys.readouterr().out == "Train a GPT.\n"
 
 
 @pytest.mark.usefixtures("restore_sigint")
 def test_help_inside_a_value_is_not_an_option(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["train.py", "configs/quickstart.yaml", "run.out_dir=--help"])
-    help_if_asked("Train a GPT.")
+    handle_help("Train a GPT.")
     assert capsys.readouterr().out == ""

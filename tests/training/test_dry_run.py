@@ -19,9 +19,9 @@ from model.config import GPT2_SIZES, ModelConfig
 from training.config import ParallelConfig, RunConfig
 from training.dry_run import (
     GIB,
-    dry_run_if_asked,
     duration,
     estimate,
+    handle_dry_run,
     largest_micro_batch,
     startup_notes,
 )
@@ -33,7 +33,7 @@ SMALL = "configs/gpt2_small_1k.yaml"
 
 def printed(capsys: pytest.CaptureFixture, *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        dry_run_if_asked(arguments)
+        handle_dry_run(arguments)
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -69,10 +69,10 @@ def test_gpus_share_the_batch(capsys) -> None:
     out = printed(capsys, SMALL, "--dry-run=8")
     assert "2 micro-batches x 8 GPU(s)" in out
     with pytest.raises(ValueError, match=r"3 GPU\(s\)"):
-        dry_run_if_asked([SMALL, "--dry-run=3"])
+        handle_dry_run([SMALL, "--dry-run=3"])
     for wrong in ("0", "many", "-1"):
         with pytest.raises(ValueError, match=f"--dry-run={wrong} must be a number of GPUs"):
-            dry_run_if_asked([SMALL, f"--dry-run={wrong}"])
+            handle_dry_run([SMALL, f"--dry-run={wrong}"])
 
 
 def test_gpus_share_sequences_and_weights(capsys) -> None:
@@ -84,7 +84,7 @@ def test_gpus_share_sequences_and_weights(capsys) -> None:
         capsys, *shared, "model.attention_dropout=0", "--dry-run=8"
     )
     with pytest.raises(ValueError, match=r"parallel.context=4 must divide the number of GPUs, 6"):
-        dry_run_if_asked([*shared, "--dry-run=6"])
+        handle_dry_run([*shared, "--dry-run=6"])
 
 
 def test_a_classifier(capsys) -> None:
@@ -132,7 +132,7 @@ def test_epochs_of_a_classifier(capsys, tmp_path) -> None:
 
 
 def test_other_arguments_start_no_dry_run() -> None:
-    dry_run_if_asked([SMALL, "run.out_dir=--dry-running"])
+    handle_dry_run([SMALL, "run.out_dir=--dry-running"])
 
 
 def test_the_command_needs_neither_pytorch_nor_data(tmp_path: Path) -> None:

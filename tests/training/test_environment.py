@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from training import environment
-from training.environment import ENVIRONMENTS, commit, note_start, read_starts
+from training.environment import ENVIRONMENTS, commit, read_starts, record_start
 from training.metrics import METRICS
 
 
 def test_a_run_records_the_machine_of_each_start(tmp_path, monkeypatch):
     def start_on(name, step):
         monkeypatch.setattr(environment, "machine", lambda: {"device": name})
-        note_start(tmp_path, step)
+        record_start(tmp_path, step)
         return [(start["device"], start["from_step"]) for start in read_starts(tmp_path)]
 
     assert read_starts(tmp_path) == []
@@ -21,7 +21,7 @@ def test_a_run_records_the_machine_of_each_start(tmp_path, monkeypatch):
     assert start_on("c", 50) == [("b", 0), ("c", 50)]
     assert start_on("d", 50) == [("b", 0), ("d", 50)]
     assert start_on("e", 70) == [("b", 0), ("d", 50), ("e", 70)]
-    note_start(tmp_path, 80, world_size=2)
+    record_start(tmp_path, 80, world_size=2)
     assert [start["world_size"] for start in read_starts(tmp_path)] == [1, 1, 1, 2]
 
 
@@ -29,13 +29,13 @@ def test_the_cost_of_the_initial_weights_is_recorded(tmp_path):
     origin, here = tmp_path / "origin", tmp_path / "here"
     origin.mkdir()
     here.mkdir()
-    note_start(here, 0, origin=origin)  # an imported model, for example
+    record_start(here, 0, origin=origin)  # an imported model, for example
     assert read_starts(here)[0]["before"] is None
     last = {"step": 9, "tokens": 90, "gpu_hours": 0.5, "val_loss": 4.0}
     records = [last | {"step": 5}, last | {"other": 1}, {"step": 10, "loss": 1.0}]
     (origin / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
-    note_start(here, 0, origin=origin)
-    note_start(here, 5)
+    record_start(here, 0, origin=origin)
+    record_start(here, 5)
     assert [start.get("before") for start in read_starts(here)] == [last, None]
 
 
@@ -45,14 +45,14 @@ def test_the_cost_of_a_chain_of_runs_is_summed(tmp_path):
         run.mkdir()
         record = {"step": 9, "tokens": tokens, "gpu_hours": tokens / 4, "val_loss": 4.0 / tokens}
         (run / METRICS).write_text(json.dumps(record) + "\n")
-    note_start(runs[0], 0)
-    note_start(runs[1], 0, origin=runs[0])
-    note_start(runs[2], 0, origin=runs[1])
+    record_start(runs[0], 0)
+    record_start(runs[1], 0, origin=runs[0])
+    record_start(runs[2], 0, origin=runs[1])
     assert read_starts(runs[2])[0]["before"] == {
         "step": 9, "tokens": 1 + 2, "gpu_hours": 3 / 4, "val_loss": 2.0
     }  # fmt: skip
-    note_start(runs[1], 0, origin=tmp_path)  # its cost is unknown
-    note_start(runs[2], 0, origin=runs[1])
+    record_start(runs[1], 0, origin=tmp_path)  # its cost is unknown
+    record_start(runs[2], 0, origin=runs[1])
     assert read_starts(runs[2])[0]["before"] is None
 
 

@@ -22,7 +22,7 @@ from training.parallel import (
     can_capture,
     compile_and_wrap,
     key_caches_by_source,
-    share_weights,
+    shard_model,
 )
 
 ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
@@ -192,7 +192,7 @@ def loss_change_of_scaled_gains(context) -> float:
     )
     torch.manual_seed(0)
     model = GPT(config.model)
-    share_weights(model, config, processes)
+    shard_model(model, config, processes)
     text = torch.randint(61, (1, CONTEXT))
     with torch.no_grad():
         before = model(text, text)

@@ -11,10 +11,10 @@ from tests.training.programs import stopped
 
 WAITS = """
 import sys, time
-from training.command_line import errors_as_sentences
-from training.signals import if_interrupted
+from training.command_line import user_errors_as_messages
+from training.signals import on_interrupt
 step = 0
-with errors_as_sentences(), if_interrupted(lambda: f" at step {step}"):
+with user_errors_as_messages(), on_interrupt(lambda: f" at step {step}"):
     step = 7
     print("ready", flush=True)
     %s
@@ -41,13 +41,13 @@ SWALLOWS = """
 NOTES = """
 import sys, time
 from training import signals
-from training.command_line import errors_as_sentences
-from training.signals import stop_by_signal, if_interrupted, deferred_signals
+from training.command_line import user_errors_as_messages
+from training.signals import stop_by_signal, on_interrupt, deferred_signals
 signals._ECHO = 0.3
 saved = False
 with (
-    errors_as_sentences(),
-    if_interrupted(lambda: " where all is saved", is_saved=lambda: saved),
+    user_errors_as_messages(),
+    on_interrupt(lambda: " where all is saved", is_saved=lambda: saved),
     deferred_signals() as noted,
 ):
     print("ready", flush=True)

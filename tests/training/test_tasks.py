@@ -12,7 +12,7 @@ from experiments.classifier_runs import read_run_config
 from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.language.config import TrainConfig
-from training.tasks import SCHEMAS, config_of, explain_if_asked, read_run
+from training.tasks import SCHEMAS, config_of, handle_settings_help, read_run
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def terminal(monkeypatch):
 
 def shown(capsys, *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        explain_if_asked("Train.", arguments)
+        handle_settings_help("Train.", arguments)
     assert ended.value.code == 0
     return capsys.readouterr().out
 
@@ -48,11 +48,11 @@ def test_help_lists_the_settings_of_the_given_file(capsys):
     assert "\n  optim.lr=0.25 " in text and "default 0.0006)" in text
     assert "\n  data.path=out/data/lra/image " in text
     with pytest.raises(ConfigError, match="configs/none.yaml is not a file"):
-        explain_if_asked("Train.", ["configs/none.yaml", "--help"])
+        handle_settings_help("Train.", ["configs/none.yaml", "--help"])
 
 
 def test_help_inside_a_value_is_not_an_option(capsys):
-    explain_if_asked("Train.", ["configs/quickstart.yaml", "run.out_dir=--help"])
+    handle_settings_help("Train.", ["configs/quickstart.yaml", "run.out_dir=--help"])
     assert capsys.readouterr().out == ""
 
 

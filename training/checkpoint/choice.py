@@ -27,7 +27,7 @@ def best_checkpoint(folders: Collection[Path]) -> Path | None:
     return min(losses, key=lambda folder: (losses[folder], folder), default=None)
 
 
-def chosen_checkpoint(run: Path, choice: str | int | None = None) -> Path:
+def find_checkpoint(run: Path, choice: str | int | None = None) -> Path:
     """Find a checkpoint of a run by name.
 
     Args:
@@ -95,7 +95,7 @@ def find_resume_checkpoint(
             )
         return intact, rename_damaged(run, intact)
 
-    return processes.main_does(find)
+    return processes.run_on_main(find)
 
 
 def _check_never_saved(run: Path, save_every: int) -> None:

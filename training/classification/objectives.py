@@ -23,7 +23,7 @@ LabelledBatch = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
 `data.lra.batches.Batch`."""
 
 
-class Question(NamedTuple):
+class Targets(NamedTuple):
     """Model inputs and prediction targets."""
 
     inputs: tuple[Tensor | None, ...]
@@ -52,7 +52,7 @@ class Question(NamedTuple):
         return values.flatten(2).sum(2) if values.dim() > 2 else values
 
 
-Ask = Callable[[LabelledBatch, Tensor | None], Question]
+TargetFunction = Callable[[LabelledBatch, Tensor | None], Targets]
 """Function that makes inputs and targets from a batch.
 
 The second argument, (B,) int64, has the indices of the examples and seeds all random choices; None
@@ -61,8 +61,8 @@ shapes are constant, so it can be captured in a CUDA graph.
 """
 
 
-def answer_loss(
-    ask: Ask,
+def target_loss(
+    targets_of: TargetFunction,
     activations: Callable[[], AbstractContextManager],
     processes: Processes,
     model: nn.Module,
@@ -73,16 +73,16 @@ def answer_loss(
     Processes may have different numbers of targets, so each divides by the mean number.
 
     Args:
-        ask: makes the model's inputs and the targets.
+        targets_of: makes the model's inputs and the targets.
         activations: creates the context of the forward pass.
         processes: all processes that train together.
         model: called with the inputs; returns logits.
         batch: batch of this process.
     """
-    question = ask(batch, None)
+    targets = targets_of(batch, None)
     with activations():
-        logits = model(*question.inputs)
-    loss_sum, n_correct, n_targets = question.sums(logits).sum(1)
+        logits = model(*targets.inputs)
+    loss_sum, n_correct, n_targets = targets.sums(logits).sum(1)
     n_targets = processes.sum(n_targets.detach().clone()) / processes.world_size
     # Avoid a division by zero: rows of one token each have no targets. The minimum is not 1: one
     # target in all processes together is a mean below 1.
@@ -91,27 +91,29 @@ def answer_loss(
     return loss_sum / n_targets, n_correct / n_targets
 
 
-def make_ask(objective: Objective, hidden_share: float) -> Ask:
+def make_target_function(objective: Objective, hidden_share: float) -> TargetFunction:
     """Function that makes inputs and targets for an objective; `hidden_share` is for `masked`."""
     if objective == "masked":
-        return partial(ask_hidden, share=hidden_share)
-    return ask_following if objective == "causal" else ask_labels
+        return partial(masked_token_targets, share=hidden_share)
+    return next_token_targets if objective == "causal" else label_targets
 
 
-def ask_labels(batch: LabelledBatch, numbers: Tensor | None = None) -> Question:
+def label_targets(batch: LabelledBatch, numbers: Tensor | None = None) -> Targets:
     """Targets of a `Classifier`: the label of each example."""
     *inputs, labels = batch
-    return Question(tuple(inputs), labels)
+    return Targets(tuple(inputs), labels)
 
 
-def ask_following(batch: LabelledBatch, numbers: Tensor | None = None) -> Question:
+def next_token_targets(batch: LabelledBatch, numbers: Tensor | None = None) -> Targets:
     """Targets of a causal `TokenPredictor`: the next token, for all tokens but a row's last."""
     tokens, lengths, positions, _ = batch
     mask = _token_mask(tokens, lengths, n_excluded=1)
-    return Question((tokens, lengths, positions), tokens.roll(-1, dims=1), mask)
+    return Targets((tokens, lengths, positions), tokens.roll(-1, dims=1), mask)
 
 
-def ask_hidden(batch: LabelledBatch, numbers: Tensor | None = None, *, share: float) -> Question:
+def masked_token_targets(
+    batch: LabelledBatch, numbers: Tensor | None = None, *, share: float
+) -> Targets:
     """Targets of a `TokenPredictor`: tokens hidden from it, each with probability `share`.
 
     Padding is never hidden and never a target.
@@ -124,7 +126,7 @@ def ask_hidden(batch: LabelledBatch, numbers: Tensor | None = None, *, share: fl
         rows = (numbers[:, None] * len(documents) + documents).flatten()
         uniform = fixed_chance(rows, tokens.shape[1])
     hidden = (uniform < share) & _token_mask(tokens, lengths)
-    return Question((tokens, lengths, positions, hidden), tokens, hidden)
+    return Targets((tokens, lengths, positions, hidden), tokens, hidden)
 
 
 def _token_mask(tokens: Tensor, lengths: Tensor | None, *, n_excluded: int = 0) -> Tensor:

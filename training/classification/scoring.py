@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from data.files import is_present, parse_json, write_atomically
 from data.tensor_files import declared_shapes
-from training.classification.objectives import Ask, LabelledBatch, ask_labels
+from training.classification.objectives import LabelledBatch, TargetFunction, label_targets
 from training.distributed import Processes
 
 BEST = "best.safetensors"
@@ -44,20 +44,20 @@ def score(
     batch_size: int,
     processes: Processes,
     activations: Callable[[], AbstractContextManager],
-    ask: Ask = ask_labels,
+    targets_of: TargetFunction = label_targets,
     between: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> Score:
     """Compute cross-entropy and accuracy on a whole split.
 
     Args:
-        model: called with the inputs from `ask`; returns logits.
+        model: called with the inputs from `targets_of`; returns logits.
         batch: returns examples by their indices, (batch_size,) int64 on the device.
         n_examples: number of examples in the split.
         batch_size: examples per forward pass of a process. The last batch is padded, so that all
             have one shape; padding is not counted.
         processes: all processes, which share the batches.
         activations: creates the context of the forward pass.
-        ask: makes inputs and targets from a batch, the same each time.
+        targets_of: makes inputs and targets from a batch, the same each time.
         between: wraps the iteration over batches, the same number on every process.
     """
     training = model.training
@@ -68,11 +68,11 @@ def score(
     step = batch_size * processes.world_size
     for start in between(range(processes.rank * batch_size, -(-n_examples // step) * step, step)):
         numbers = torch.arange(start, start + batch_size, device=device).clamp(max=n_examples - 1)
-        question = ask(batch(numbers), numbers)
+        targets = targets_of(batch(numbers), numbers)
         with activations():
-            outputs = model(*question.inputs).float()
+            outputs = model(*targets.inputs).float()
         n_valid = max(0, min(batch_size, n_examples - start))
-        row_sums = question.sums(outputs)
+        row_sums = targets.sums(outputs)
         sums += row_sums[:, : n_valid * (row_sums.shape[1] // batch_size)].double().sum(1)
         if outputs.dim() == 2:
             if logits is None:

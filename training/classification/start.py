@@ -9,7 +9,7 @@ from data.lra.store import Manifest
 from model.classifier import Classifier
 from model.positions import duplicate_gridwise
 from model.token_predictor import TokenPredictor
-from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.choice import find_checkpoint
 from training.checkpoint.contents import shared_settings
 from training.checkpoint.reader import Checkpoint
 from training.classification.config import ClassifyConfig
@@ -75,7 +75,7 @@ def load_initial_weights(
     if choice in (None, "best"):
         source, step, weights = folder / BEST, None, read_best(folder)
     else:
-        source = chosen_checkpoint(folder, choice)
+        source = find_checkpoint(folder, choice)
         checkpoint = Checkpoint.open(source)
         step, weights = checkpoint.progress.step, checkpoint.weights()
     own = model.state_dict()

@@ -16,7 +16,7 @@ from data.lra.curriculum import Curriculum
 from training.checkpoint.contents import check_same_tensors
 from training.classification import start
 from training.classification.config import ClassifyConfig
-from training.classification.objectives import answer_loss, make_ask
+from training.classification.objectives import make_target_function, target_loss
 from training.classification.scoring import (
     BEST,
     TEST_LOGITS,
@@ -64,7 +64,7 @@ class ClassificationTask:
             for split in ("val", "test")
         )
         self.model = start.make_model(config).to(device)
-        self._ask = make_ask(config.objective, config.hidden_share)
+        self._targets_of = make_target_function(config.objective, config.hidden_share)
         # With several processes, each stage would need a dozen warmup steps before its capture.
         self.can_capture = can_capture(config.run, processes) and processes.world_size == 1
         self.must_match = start.must_match(config)
@@ -118,7 +118,7 @@ class ClassificationTask:
 
         def loss_of(model: nn.Module, numbers: Tensor, changes: Tensor) -> tuple[Tensor, Tensor]:
             batch = lesson.batch(numbers, changes)
-            return answer_loss(self._ask, self._activations, self._processes, model, batch)
+            return target_loss(self._targets_of, self._activations, self._processes, model, batch)
 
         return loss_of
 
@@ -207,7 +207,7 @@ class ClassificationTask:
             config.optim.eval_batch_size or config.optim.batch_size // processes.world_size,
             processes,
             self._activations,
-            self._ask,
+            self._targets_of,
             stop.between,
         )
         if bool(examples.overflow):

@@ -11,7 +11,7 @@ from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
 from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
-from training.checkpoint.choice import chosen_checkpoint
+from training.checkpoint.choice import find_checkpoint
 from training.checkpoint.contents import put_weights, shared_settings
 from training.checkpoint.folders import checkpoints
 from training.checkpoint.reader import Checkpoint
@@ -112,9 +112,9 @@ def load_initial_weights(
                 f"run.init_from={folder} has no checkpoint. Give the folder of a run with one in "
                 "checkpoints/, or remove run.init_from to start from random weights"
             )
-        return chosen_checkpoint(folder, choice)
+        return find_checkpoint(folder, choice)
 
-    checkpoint = Checkpoint.open(processes.main_does(choose))
+    checkpoint = Checkpoint.open(processes.run_on_main(choose))
     config_of(folder, TrainConfig)  # raises a clear error for a classifier's run
     config = checkpoint.config(TrainConfig).model
     reasons = differences(config, model.config)

@@ -23,7 +23,7 @@ from training.language import start
 from training.language.config import TrainConfig
 from training.metrics import Record, loss_text
 from training.numerics import autocast
-from training.parallel import can_capture, share_sequences, share_weights, weights_stay
+from training.parallel import can_capture, set_up_context_parallel, shard_model, weights_are_static
 from training.step import LossOf
 from training.stop import Stop
 
@@ -64,12 +64,12 @@ class LanguageTask:
         # In the background, as a terabyte takes minutes to read.
         self._verified = InBackground(lambda: [stream.verify() for stream in streams])
         self.model = GPT(config.model)
-        self._context = share_sequences(self.model, processes)
-        share_weights(self.model, config, processes)
+        self._context = set_up_context_parallel(self.model, processes)
+        shard_model(self.model, config, processes)
         self.can_capture = can_capture(config.run, processes)
         self.must_match = start.must_match(config, self._streams)
         self._activations = partial(
-            autocast, config.run.dtype, processes.device, cache_casts=weights_stay(self.model)
+            autocast, config.run.dtype, processes.device, cache_casts=weights_are_static(self.model)
         )
 
     def load_initial_weights(self, run: Path) -> tuple[str, int | None]:

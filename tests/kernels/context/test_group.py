@@ -6,7 +6,7 @@ import torch
 from kernels import BlockSparseMask, ContextGroup, context_attention, flash_attention
 from kernels.context import group as groups
 from kernels.context.interface import _pick_method
-from kernels.limits import RING_LEAST_TOKENS
+from kernels.limits import MIN_RING_TOKENS
 from kernels.mask.patterns import butterfly
 from kernels.options import make_options
 from kernels.testing import make_qkv
@@ -66,13 +66,13 @@ def test_the_ring_is_picked_for_long_sequences():
         q = torch.empty(1, tokens, 1, 16, device="meta")
         return _pick_method(None, q, make_options(q, q, q, causal=True, **options))
 
-    doc_start = torch.empty(1, RING_LEAST_TOKENS, dtype=torch.int32, device="meta")
-    assert pick(RING_LEAST_TOKENS) == "ring"
-    assert pick(RING_LEAST_TOKENS, doc_start=doc_start, softcap=1.0) == "ring"
-    assert pick(RING_LEAST_TOKENS, mask=MASK) == "ring"
-    assert pick(RING_LEAST_TOKENS - 2) == "gather"
-    assert pick(RING_LEAST_TOKENS, window_size=9) == "gather"
-    assert pick(RING_LEAST_TOKENS, dropout_p=0.1, dropout_seed=1) == "gather"
+    doc_start = torch.empty(1, MIN_RING_TOKENS, dtype=torch.int32, device="meta")
+    assert pick(MIN_RING_TOKENS) == "ring"
+    assert pick(MIN_RING_TOKENS, doc_start=doc_start, softcap=1.0) == "ring"
+    assert pick(MIN_RING_TOKENS, mask=MASK) == "ring"
+    assert pick(MIN_RING_TOKENS - 2) == "gather"
+    assert pick(MIN_RING_TOKENS, window_size=9) == "gather"
+    assert pick(MIN_RING_TOKENS, dropout_p=0.1, dropout_seed=1) == "gather"
 
 
 MASK = BlockSparseMask(butterfly(4), 16)

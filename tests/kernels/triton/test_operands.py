@@ -39,10 +39,10 @@ def check_equal_bits(device, seq_q, seq_k, head_dim, options, monkeypatch):
     q, k, v = make_qkv(1, seq_q, seq_k, 2, 1, head_dim, dtype=torch.float16, device=device)
     assert all(is_descriptor(x) for x in (q, k, v))
     work = 2 * seq_q * head_dim * seq_k
-    monkeypatch.setattr(operands, "LEAST_WORK", work)
+    monkeypatch.setattr(operands, "MIN_TMA_WORK", work)
     assert operands.worth_describing(q, k)
     through_tma = results(q, k, v, **options)
-    monkeypatch.setattr(operands, "LEAST_WORK", work + 1)
+    monkeypatch.setattr(operands, "MIN_TMA_WORK", work + 1)
     assert not operands.worth_describing(q, k)
     through_pointers = results(q, k, v, **options)
     for name, a, b in zip(

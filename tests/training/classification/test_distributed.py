@@ -60,13 +60,13 @@ def test_two_processes_take_the_same_steps(config: Path, tmp_path: Path, variant
 RECORDER = """
 import os, sys, torch, train, training.classification.task as task
 
-batches, answer_loss = [], task.answer_loss
+batches, target_loss = [], task.target_loss
 
 def recorded_loss(*arguments):
     batches.append([x.clone() for x in arguments[-1]])
-    return answer_loss(*arguments)
+    return target_loss(*arguments)
 
-task.answer_loss = recorded_loss
+task.target_loss = recorded_loss
 train.main(sys.argv[2:])
 torch.save(batches, sys.argv[1] + os.environ.get("RANK", "0"))
 """

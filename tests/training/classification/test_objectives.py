@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from training.classification.objectives import (
-    Question,
-    ask_following,
-    ask_hidden,
-    ask_labels,
-    make_ask,
+    Targets,
+    label_targets,
+    make_target_function,
+    masked_token_targets,
+    next_token_targets,
 )
 
 R, T, V = 6, 9, 5
@@ -26,9 +26,9 @@ def batch(*, lengths: torch.Tensor | None = LENGTHS, dtype: torch.dtype = torch.
     return tokens, lengths, torch.arange(T), torch.tensor([0, 1, 1, 0, 2, 2])
 
 
-def logits_of(question: Question) -> torch.Tensor:
+def logits_of(targets: Targets) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(*question.targets.shape, V, generator=generator, requires_grad=True)
+    return torch.randn(*targets.targets.shape, V, generator=generator, requires_grad=True)
 
 
 def by_hand(logits: torch.Tensor, answers: torch.Tensor) -> tuple[float, float]:
@@ -40,17 +40,17 @@ def by_hand(logits: torch.Tensor, answers: torch.Tensor) -> tuple[float, float]:
 
 def test_sums_of_labels() -> None:
     *inputs, labels = batch()
-    question = ask_labels((*inputs, labels))
-    assert all(one is other for one, other in zip(question.inputs, inputs, strict=True))
-    assert question.targets is labels
-    logits = logits_of(question)
-    marks = question.sums(logits)
-    expected = [(*by_hand(logits[i], question.targets[i]), 1.0) for i in range(R)]
+    targets = label_targets((*inputs, labels))
+    assert all(one is other for one, other in zip(targets.inputs, inputs, strict=True))
+    assert targets.targets is labels
+    logits = logits_of(targets)
+    marks = targets.sums(logits)
+    expected = [(*by_hand(logits[i], targets.targets[i]), 1.0) for i in range(R)]
     torch.testing.assert_close(marks, torch.tensor(expected).T)
     # the gradient is exactly that of the mean cross-entropy
     (marks[0].sum() / marks[2].sum()).backward()
     again = logits.detach().clone().requires_grad_()
-    F.cross_entropy(again, question.targets).backward()
+    F.cross_entropy(again, targets.targets).backward()
     assert torch.equal(logits.grad, again.grad)  # pyright: ignore
 
 
@@ -58,16 +58,16 @@ def test_sums_of_labels() -> None:
 @pytest.mark.parametrize("lengths", [LENGTHS, None])
 def test_sums_of_following_tokens(lengths: torch.Tensor | None, dtype: torch.dtype) -> None:
     tokens, *_ = batch(dtype=dtype)
-    question = ask_following(batch(lengths=lengths, dtype=dtype))
-    assert torch.equal(question.inputs[0], tokens)  # pyright: ignore
-    logits = logits_of(question)
+    targets = next_token_targets(batch(lengths=lengths, dtype=dtype))
+    assert torch.equal(targets.inputs[0], tokens)  # pyright: ignore
+    logits = logits_of(targets)
     expected = torch.zeros(3, R)
     for row in range(R):
         for place in range(T if lengths is None else int(lengths[row])):
             if place + 1 < (T if lengths is None else lengths[row]):
                 marks = *by_hand(logits[row, place], tokens[row, place + 1]), 1.0
                 expected[:, row] += torch.tensor(marks)
-    torch.testing.assert_close(question.sums(logits), expected)
+    torch.testing.assert_close(targets.sums(logits), expected)
     assert expected[2, 0] == (0 if lengths is not None else T - 1)
 
 
@@ -75,18 +75,18 @@ def test_sums_of_following_tokens(lengths: torch.Tensor | None, dtype: torch.dty
 @pytest.mark.parametrize("lengths", [LENGTHS, None])
 def test_sums_of_hidden_tokens(lengths: torch.Tensor | None, numbers: torch.Tensor | None) -> None:
     tokens, _, places, _ = batch()
-    question = partial(ask_hidden, share=0.5)(batch(lengths=lengths), numbers)
-    *inputs, hidden = question.inputs
+    targets = partial(masked_token_targets, share=0.5)(batch(lengths=lengths), numbers)
+    *inputs, hidden = targets.inputs
     assert torch.equal(inputs[0], tokens) and torch.equal(inputs[2], places)  # pyright: ignore
     assert hidden is not None and hidden.dtype == torch.bool
     assert 0 < hidden.sum() < (R * T if lengths is None else lengths.sum())
-    logits = logits_of(question)
+    logits = logits_of(targets)
     expected = torch.zeros(3, R)
     for row, place in hidden.nonzero().tolist():
         assert lengths is None or place < lengths[row]
         marks = *by_hand(logits[row, place], tokens[row, place]), 1.0
         expected[:, row] += torch.tensor(marks)
-    marks = question.sums(logits)
+    marks = targets.sums(logits)
     torch.testing.assert_close(marks, expected)
     marks[0].sum().backward()
     assert logits.grad is not None
@@ -95,9 +95,11 @@ def test_sums_of_hidden_tokens(lengths: torch.Tensor | None, numbers: torch.Tens
 
 def test_hidden_tokens_in_training_follow_the_generator() -> None:
     torch.manual_seed(3)
-    first, second = (partial(ask_hidden, share=0.5)(batch(), None).inputs[3] for _ in range(2))
+    first, second = (
+        partial(masked_token_targets, share=0.5)(batch(), None).inputs[3] for _ in range(2)
+    )
     torch.manual_seed(3)
-    again = partial(ask_hidden, share=0.5)(batch(), None).inputs[3]
+    again = partial(masked_token_targets, share=0.5)(batch(), None).inputs[3]
     assert torch.equal(first, again)  # pyright: ignore
     assert not torch.equal(first, second)  # pyright: ignore
 
@@ -111,7 +113,7 @@ def rows(n: int, length: int = 64) -> Any:
 def test_hidden_tokens_are_independent_with_the_given_share(
     share: float, numbers: torch.Tensor | None
 ) -> None:
-    hidden = partial(ask_hidden, share=share)(rows(400), numbers).inputs[3]
+    hidden = partial(masked_token_targets, share=share)(rows(400), numbers).inputs[3]
     assert hidden is not None
     hidden = hidden.double()
     for mean, n in ((hidden.mean(), 400 * 64), (hidden.mean(0), 400), (hidden.mean(1), 64)):
@@ -122,11 +124,11 @@ def test_hidden_tokens_are_independent_with_the_given_share(
 
 
 def test_hidden_tokens_depend_only_on_the_example_number() -> None:
-    ask = partial(ask_hidden, share=0.5)
+    targets_of = partial(masked_token_targets, share=0.5)
 
     def hidden(numbers: list[int], documents: int = 1) -> torch.Tensor:
-        question = ask(rows(len(numbers) * documents), torch.tensor(numbers))
-        mask = question.inputs[3]
+        targets = targets_of(rows(len(numbers) * documents), torch.tensor(numbers))
+        mask = targets.inputs[3]
         assert mask is not None
         return mask
 
@@ -144,8 +146,8 @@ PINNED = [0, 0, 1, 0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 0, 0, 1]
 
 
 def test_make_ask_selects_the_question() -> None:
-    assert make_ask("labels", 0.5) is ask_labels
-    assert make_ask("causal", 0.5) is ask_following
-    masked = make_ask("masked", 0.25)
+    assert make_target_function("labels", 0.5) is label_targets
+    assert make_target_function("causal", 0.5) is next_token_targets
+    masked = make_target_function("masked", 0.25)
     assert isinstance(masked, partial)
-    assert masked.func is ask_hidden and masked.keywords == {"share": 0.25}
+    assert masked.func is masked_token_targets and masked.keywords == {"share": 0.25}

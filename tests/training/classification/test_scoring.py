@@ -13,7 +13,7 @@ from torch import nn
 
 from model.classifier_config import ClassifierConfig
 from model.token_predictor import TokenPredictor
-from training.classification.objectives import ask_following, ask_hidden
+from training.classification.objectives import masked_token_targets, next_token_targets
 from training.classification.scoring import BEST, best_so_far, read_best, save_best, score
 from training.distributed import Processes
 
@@ -53,8 +53,10 @@ def test_every_example_counts_once(batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("documents", [1, 2])
-@pytest.mark.parametrize("ask", [ask_following, partial(ask_hidden, share=0.5)])
-def test_every_target_token_counts_once(ask, documents: int) -> None:
+@pytest.mark.parametrize(
+    "targets_of", [next_token_targets, partial(masked_token_targets, share=0.5)]
+)
+def test_every_target_token_counts_once(targets_of, documents: int) -> None:
     """Any batch size gives the scores of all rows in one batch."""
     n, length = 7, 12
     rows = torch.randint(0, 5, (n, documents, length))
@@ -62,21 +64,21 @@ def test_every_target_token_counts_once(ask, documents: int) -> None:
     config = ClassifierConfig(
         vocab_size=5, n_classes=2, context_length=length, n_embd=8, n_inner=8, documents=documents
     )
-    model = TokenPredictor(config, causal=ask is ask_following)
+    model = TokenPredictor(config, causal=targets_of is next_token_targets)
     nn.init.normal_(model.tokens_out.weight)  # otherwise all tokens are nearly equally likely
 
     def batch(numbers):
         return rows[numbers].flatten(0, 1), lengths[numbers].flatten(), None, numbers
 
     numbers = torch.arange(n)
-    inputs, answers, counted = ask(batch(numbers), numbers)
+    inputs, answers, counted = targets_of(batch(numbers), numbers)
     with torch.no_grad():
         logits = model(*inputs)[counted]
     loss = nn.functional.cross_entropy(logits, answers[counted]).item()
     accuracy = (logits.argmax(1) == answers[counted]).float().mean().item()
     for batch_size in (1, 3, 7, 10):
         torch.manual_seed(batch_size)  # nothing is drawn
-        scores = score(model, batch, n, batch_size, ALONE, nullcontext, ask)
+        scores = score(model, batch, n, batch_size, ALONE, nullcontext, targets_of)
         assert (scores.n_examples, scores.logits) == (n, None)
         assert scores.loss == pytest.approx(loss, rel=1e-5)
         assert scores.accuracy == pytest.approx(accuracy)

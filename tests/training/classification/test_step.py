@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.training_runs import call_on_two_processes
 from training.classification.objectives import (
-    answer_loss,
-    ask_following,
-    ask_hidden,
-    ask_labels,
+    label_targets,
+    masked_token_targets,
+    next_token_targets,
+    target_loss,
 )
 from training.distributed import Processes, start_processes
 from training.finite_steps import FiniteSteps
@@ -27,12 +27,12 @@ def finite_steps(model, grad_clip=0.0):
     return FiniteSteps(optimizer, alone, ["loss", "accuracy"], grad_clip=grad_clip)
 
 
-def make_step(model, finite, ask=ask_labels):
+def make_step(model, finite, targets_of=label_targets):
     """Training step on one batch, whose parts may be None."""
 
     def step(batch):
         def loss_of(model, _):
-            return answer_loss(ask, nullcontext, finite.processes, model, batch)
+            return target_loss(targets_of, nullcontext, finite.processes, model, batch)
 
         train_step(loss_of, model, finite, torch.zeros(1))
 
@@ -92,19 +92,21 @@ class Bigrams(nn.Module):
         return self.table[0 if hidden is None else hidden.long(), rows]
 
 
-@pytest.mark.parametrize("ask", [ask_following, partial(ask_hidden, share=0.4)])
-def test_the_loss_of_a_step_is_the_mean_over_its_targets(ask) -> None:
+@pytest.mark.parametrize(
+    "targets_of", [next_token_targets, partial(masked_token_targets, share=0.4)]
+)
+def test_the_loss_of_a_step_is_the_mean_over_its_targets(targets_of) -> None:
     """The mean is over all target tokens of the batch, whatever the lengths of its rows."""
     model, other = Bigrams(), Bigrams()
     finite = finite_steps(model)
-    step = make_step(model, finite, ask)
+    step = make_step(model, finite, targets_of)
     tokens = torch.randint(0, 5, (3, 8))
     lengths = torch.tensor([1, 4, 8], dtype=torch.int32)
     batch = tokens, lengths, None, torch.zeros(3, dtype=torch.int64)
     torch.manual_seed(5)
     step(batch)
     torch.manual_seed(5)
-    inputs, answers, counted = ask(batch, None)
+    inputs, answers, counted = targets_of(batch, None)
     assert 0 < counted.sum() < lengths.sum()
     logits = other(*inputs)
     loss = F.cross_entropy(logits[counted], answers[counted])
@@ -118,13 +120,17 @@ def test_the_loss_of_a_step_is_the_mean_over_its_targets(ask) -> None:
 def test_a_batch_without_targets_changes_nothing() -> None:
     model, before = Bigrams(), Bigrams().table
     finite = finite_steps(model)
-    step = make_step(model, finite, ask_following)
+    step = make_step(model, finite, next_token_targets)
     step((torch.zeros(3, 8).long(), torch.ones(3, dtype=torch.int32), None, torch.zeros(3)))
     assert finite.read().means == {"loss": 0, "accuracy": 0}
     assert torch.equal(model.table, before)
 
 
-ASKS = {"causal": ask_following, "masked": partial(ask_hidden, share=0.4), "labels": ask_labels}
+TARGETS = {
+    "causal": next_token_targets,
+    "masked": partial(masked_token_targets, share=0.4),
+    "labels": label_targets,
+}
 EXAMPLES = torch.arange(8)
 
 
@@ -134,15 +140,15 @@ def train_on(processes, objective: str, n_steps: int = 2):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
     finite = FiniteSteps(optimizer, processes, ["loss", "accuracy"], grad_clip=1.0)
 
-    def ask(batch, _):  # the tokens hidden in a row depend on the row alone
-        return ASKS[objective](batch, EXAMPLES[mine])
+    def targets_of(batch, _):  # the tokens hidden in a row depend on the row alone
+        return TARGETS[objective](batch, EXAMPLES[mine])
 
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([1, 2, 2, 3, 8, 7, 8, 8], dtype=torch.int32)
     n_rows = 8 // processes.world_size  # the first of two processes has the short rows
     mine = slice(processes.rank * n_rows, (processes.rank + 1) * n_rows)
     parallel = model if processes.world_size == 1 else DistributedDataParallel(model)
-    step = make_step(parallel, finite, ask)
+    step = make_step(parallel, finite, targets_of)
     for _ in range(n_steps):
         if objective == "labels":
             tokens = torch.randn(8, 3, generator=generator)
@@ -156,7 +162,7 @@ def train_on(processes, objective: str, n_steps: int = 2):
 
 def compare_with_one_process(folder) -> None:
     with start_processes("cpu") as processes:
-        for objective in ASKS:
+        for objective in TARGETS:
             weights, window = train_on(processes, objective)
             expected, alone = torch.load(folder / f"{objective}.pt", weights_only=False)
             torch.testing.assert_close(weights, expected)
@@ -167,7 +173,7 @@ def compare_with_one_process(folder) -> None:
 @pytest.mark.distributed
 def test_two_processes_with_unequal_targets_match_one(tmp_path) -> None:
     alone = Processes(rank=0, world_size=1, device=torch.device("cpu"))
-    for objective in ASKS:
+    for objective in TARGETS:
         torch.save(train_on(alone, objective), tmp_path / f"{objective}.pt")
     ends = call_on_two_processes(tmp_path, compare_with_one_process, tmp_path)
     assert [status for status, _ in ends] == [0, 0], ends
