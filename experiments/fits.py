@@ -11,7 +11,7 @@ from training.dry_run import (
     UTILISATION,
     duration,
     estimate,
-    largest_micro_batch,
+    fitting_micro_batch,
 )
 from training.language.config import TrainConfig, load_config
 
@@ -29,7 +29,7 @@ def fits_table() -> str:
         flops = TOKENS * train_flops_per_token(model, causal=True)
         fits = {
             f"largest micro-batch, {card} GB": str(
-                largest_micro_batch(config, card * GIB * SPARE, 1)
+                fitting_micro_batch(config, card * GIB * SPARE, 1)
             )
             for card in CARDS
         }

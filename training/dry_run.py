@@ -208,7 +208,7 @@ def _memory(config: TrainConfig, n_gpus: int) -> list[str]:
         parts += f", {needed.receive_buffers / GIB:.1f} to exchange keys"
     fits = []
     for card in CARDS:
-        most = largest_micro_batch(config, card * GIB * SPARE, n_gpus)
+        most = fitting_micro_batch(config, card * GIB * SPARE, n_gpus)
         fits.append(f"{card} GiB: {most}" if most else f"{card} GiB: none")
     return [
         f"about {needed.total / GIB:.1f} GiB a GPU (with run.compile): {parts}",
@@ -358,6 +358,14 @@ def largest_micro_batch(config: TrainConfig, memory: float, world_size: int) -> 
         else:
             high = middle
     return low
+
+
+def fitting_micro_batch(config: TrainConfig, memory: float, n_gpus: int) -> int:
+    """Largest optim.micro_batch_size within `memory` bytes that divides the batch; 0: none."""
+    most = largest_micro_batch(config, memory, n_gpus)
+    n_groups = n_gpus // config.parallel.context  # of GPUs that share a sequence
+    sequences = config.optim.batch_tokens // config.model.context_length // n_groups
+    return max((n for n in range(1, most + 1) if sequences % n == 0), default=0)
 
 
 def _n_params(config: TrainConfig) -> int:
