@@ -112,8 +112,9 @@ class Plan:
         if mode == "cross":
             histories = ", ".join(map(str, sorted(set(self.histories or contexts))))
             least = f"--stride={min(self.strides)}" if self.strides else "1"
+            source = "--histories" if self.histories else "the runs' contexts (--histories)"
             return (
-                f"--histories {histories} must include one between {least} and the longest "
+                f"{source} {histories} must include one between {least} and the longest "
                 f"context, {max(contexts)} tokens. Try other --histories or --stride"
             )
         packed = [c.model.context_length for c in configs if not c.data.document_mask]

@@ -42,7 +42,7 @@ def handle_dry_run(argv: Sequence[str]) -> None:
         ConfigError: the configuration is not valid.
         ValueError: GPUS is not a number of GPUs, or the batch cannot be shared by that number.
     """
-    asked = [argument for argument in argv if argument.partition("=")[0] in (FLAG, PRINT_CONFIG)]
+    asked = [a for a in argv if a == PRINT_CONFIG or a.partition("=")[0] == FLAG]
     if not asked:
         return
     _, _, count = asked[-1].partition("=")

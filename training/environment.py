@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ def machine() -> dict[str, str | None]:
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor,
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": _triton_version(),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "commit": commit(),
@@ -32,11 +31,12 @@ def machine() -> dict[str, str | None]:
     }
 
 
-def _version(package: str) -> str | None:
+def _triton_version() -> str | None:
     try:
-        return version(package)
-    except PackageNotFoundError:  # Triton is for Linux only
+        import triton
+    except ImportError:  # Triton is for Linux only
         return None
+    return triton.__version__
 
 
 def record_start(
