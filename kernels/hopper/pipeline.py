@@ -1,8 +1,9 @@
 """Ring buffers in shared memory, through which the roles of a program pass tiles to each other.
 
 Both sides of a ring count its uses, c = 0, 1, 2, ...: use c is in stage c % stages, in round
-c // stages. Each stage has two mbarriers: its writer arrives at `full`, or the copy engine has delivered the expected bytes, and
-every reader at `empty`. When all arrivals of a round are in, a barrier flips its phase bit.
+c // stages. Each stage has two mbarriers. The writer arrives at `full`, which also counts the bytes
+that the copy engine still has to deliver, and every reader at `empty`. When all arrivals of a round
+are in, and all bytes, a barrier flips its phase bit.
 mbarrier.wait(barrier, phase) returns unless the round with this parity is still open, so a reader
 waits at `full` for the parity of its round, the writer at `empty` for that of the round before. No
 round precedes round 0, and a new barrier lets the writer pass.
