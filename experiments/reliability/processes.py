@@ -1,7 +1,9 @@
 """Call functions in separate processes, alone or in a group like that of torchrun."""
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
@@ -47,7 +49,11 @@ def call_on_processes(
     processes = start_group(n, logs, function, *arguments)
     for process in processes:
         process.join(120)
-        if process.is_alive():  # it waits for another process, whose stderr may have the reason
+        if process.is_alive():
+            # It hangs, or waits for another process: have it print where to its stderr.
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGABRT)
+            process.join(10)
             process.kill()
             process.join()
     return [
@@ -68,4 +74,5 @@ def _as_rank(
     torch.set_num_threads(1)
     log.write_text("")
     print_to(Path(os.devnull), log)
+    faulthandler.enable()
     function(*arguments)
