@@ -50,7 +50,7 @@ def headline(**results: Result) -> str:
             f"reaches {attention} forward / backward; {best} (one H100, bf16, {LENGTH:,} tokens, "
             f"head_dim {HEAD_DIM}).",
             f"- **Long.** Training GPT-2 small on a context of {one:.1f}M tokens fits one H200, on "
-            f"{two:.1f}M two. A killed run resumes exactly where it was.",
+            f"{two:.1f}M two. A killed run resumes exactly where it was.\n",
         )
     )
 
