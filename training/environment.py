@@ -20,11 +20,13 @@ ROOT = Path(__file__).parents[1]
 def machine() -> dict[str, str | None]:
     """Device, versions, commit and date; None for each that is unknown."""
     processor = platform.processor() or platform.machine()
+    has_gpu = torch.cuda.is_available()
     return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor,
+        "device": torch.cuda.get_device_name() if has_gpu else processor,
         "torch": torch.__version__,
         "triton": _triton_version(),
-        "cuda": torch.version.cuda,
+        # PyTorch's usual build has a CUDA version also where there is no GPU.
+        "cuda": torch.version.cuda if has_gpu else None,
         "python": platform.python_version(),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

@@ -125,3 +125,12 @@ def test_damage_is_reported(tmp_path, text):
 def test_a_machine_without_triton_is_described(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     assert environment.machine()["triton"] is None
+
+
+def test_a_build_for_gpus_has_no_cuda_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert environment.machine()["cuda"] is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    assert (environment.machine()["device"], environment.machine()["cuda"]) == ("a GPU", "13.0")
