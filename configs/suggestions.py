@@ -1,4 +1,4 @@
-"""Suggestions for unknown keys in a configuration."""
+"""Suggestions for unknown keys in a configuration, and values that were renamed."""
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -44,6 +44,9 @@ OTHER_NAMES = {
     "wandb": ["wandb_log", "report_to"],
 }
 """Names of our settings in nanoGPT, transformers and Lightning, if they differ."""
+
+RENAMED_VALUES = {"model.attention": {"unfused": "eager"}}
+"""Values that earlier versions wrote into configuration files, and their current names."""
 
 
 def unknown_key_message(

@@ -51,8 +51,8 @@ def _is_stamp(stamp: object) -> bool:
     return len(pairs) == len(stamp) - 1 and numbers and bool(re.fullmatch(r"\w{1,64}", stamp[0]))
 
 
-class InBackground:
-    """Background thread for work that reads files; `look` and `wait` raise its error."""
+class BackgroundTask:
+    """Background thread for work that reads files; `raise_if_failed` and `wait` raise its error."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         """Start the work."""
@@ -60,7 +60,7 @@ class InBackground:
         # a daemon thread: unlike an executor's, it does not keep the process alive
         Thread(target=self._run, args=(work,), daemon=True).start()
 
-    def look(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise the error of the work, if it has failed by now; does not wait."""
         if self._outcome.done():
             self._outcome.result()
@@ -72,5 +72,5 @@ class InBackground:
     def _run(self, work: Callable[[], object]) -> None:
         try:
             self._outcome.set_result(work())
-        except Exception as error:  # noqa: BLE001 any error must reach `look` and `wait`
+        except Exception as error:  # noqa: BLE001 any error must reach `raise_if_failed` and `wait`
             self._outcome.set_exception(error)

@@ -31,7 +31,7 @@ UNSUPPORTED_REASONS: dict[str, _Reason] = {
     "triton": triton.unsupported_reason,
     "sdpa": sdpa.unsupported_reason,
     "reference": lambda q, k, v, options: None,
-    "unfused": eager.unsupported_reason,
+    "eager": eager.unsupported_reason,
 }
 IMPLS = tuple(UNSUPPORTED_REASONS)
 
@@ -111,17 +111,17 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
             divided by 1 - dropout_p.
         dropout_seed: int64 tensor with one element on the device of q, or an int; in [0, 2^63).
             Whether a weight is dropped is a pure function of (seed, batch, head, query, key), the
-            same in every implementation except "sdpa" and "unfused", which take no seed. With None,
+            same in every implementation except "sdpa" and "eager", which take no seed. With None,
             all implementations draw from PyTorch's generator of the device.
         return_lse: also return the log-sum-exp of each row of scores, which is differentiable.
         deterministic: require that a repeated call gives the same bits, gradients included. All
-            implementations except "sdpa" and "unfused" always do; dropout needs the same seed, or
+            implementations except "sdpa" and "eager" always do; dropout needs the same seed, or
             the same state of the generator. This holds for calls of the same shape. If the batch
             size changes, out of a sequence keeps its bits, but its gradients may differ by rounding
             (impl="hopper", causal, without a mask).
         impl: "hopper" (kernels for H100 and H200), "triton" (portable kernels), "sdpa" (PyTorch's
             scaled_dot_product_attention), "reference" (standard attention, exact, quadratic
-            memory) or "unfused" (standard attention in the dtype of q, as a baseline). None picks
+            memory) or "eager" (unfused attention in the dtype of q, as a baseline). None picks
             the fastest one that can serve the call; a named one that cannot raises ValueError.
 
     Returns:
@@ -311,7 +311,8 @@ def pick(impl: str | None, q: Tensor, k: Tensor, v: Tensor, options: AttentionOp
             name for name in candidates if UNSUPPORTED_REASONS[name](q, k, v, options) is None
         )
     if not isinstance(impl, str) or impl not in UNSUPPORTED_REASONS:
-        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
+        renamed = ", which is now called 'eager'" if impl == "unfused" else ""
+        raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}{renamed}")
     reason = UNSUPPORTED_REASONS[impl](q, k, v, options)
     if reason is not None:
         raise ValueError(
@@ -337,7 +338,7 @@ def compute(
     q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
     if impl == "sdpa":
         return sdpa.sdpa_attention(q, k, v, options), None
-    if impl == "unfused":
+    if impl == "eager":
         return eager.eager_attention(q, k, v, options), None
     keywords = options.seeded(device).keywords()
     # Autocast would compute the reference's wide matrix products in a narrower dtype. Meta tensors

@@ -79,8 +79,8 @@ class SelfAttention(nn.Module):
         qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)
         grouped = self.n_kv_head != self.n_head
         dropout_p = self.attention_dropout if self.training else 0.0
-        # sdpa and unfused draw dropout from torch's generator themselves
-        seeded = dropout_p > 0.0 and self.impl not in ("sdpa", "unfused")
+        # sdpa and eager draw dropout from torch's generator themselves
+        seeded = dropout_p > 0.0 and self.impl not in ("sdpa", "eager")
         options = {
             # A single query attends to all cached keys, so it needs no causal mask. Without one,
             # sdpa supports this call.

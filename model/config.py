@@ -10,7 +10,7 @@ from kernels.limits import BLOCK_SIZES, MAX_HEAD_DIM, MAX_VOCAB_SIZE
 if TYPE_CHECKING:
     from kernels.mask.block_mask import BlockSparseMask
 
-Attention = Literal["auto", "hopper", "triton", "sdpa", "reference", "unfused"]
+Attention = Literal["auto", "hopper", "triton", "sdpa", "reference", "eager"]
 
 DEFAULT_ROPE_BASE = 10_000.0
 
@@ -141,7 +141,7 @@ class BlockConfig:
     attention: Attention = "auto"
     """Implementation of attention. auto: our kernels on a GPU, PyTorch's on a CPU if it supports
     the call. hopper: our kernels for H100 and H200. triton: our portable kernels, on a GPU. sdpa:
-    PyTorch's. reference: ours in plain PyTorch, anywhere. unfused: with all scores in memory, as
+    PyTorch's. reference: ours in plain PyTorch, anywhere. eager: with all scores in memory, as
     before FlashAttention."""
     n_kv_head: int | None = None
     """Number of key and value heads (grouped-query attention): n_head / n_kv_head query heads share
@@ -192,7 +192,7 @@ class BlockConfig:
                 f"{self.head_dim}, and the attention kernels support at most {MAX_HEAD_DIM}: "
                 f"raise model.n_head to {math.ceil(self.n_embd / MAX_HEAD_DIM)} or more."
             )
-        if self.attention in ("sdpa", "unfused"):
+        if self.attention in ("sdpa", "eager"):
             for name, value, default in (
                 ("mask.pattern", self.mask.pattern, "dense"),
                 ("window_size", self.window_size, None),

@@ -13,6 +13,12 @@ RUN_CONFIG = "config.yaml"
 """Name of the configuration file in a run's folder."""
 
 
+def counted(n: int, noun: str) -> str:
+    """`n` and a noun in the singular or plural: "1 process", "2 processes"."""
+    plural = "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{n:,} {noun}" + (plural if n != 1 else "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Settings of a run: device, precision, intervals and output files."""

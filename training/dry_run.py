@@ -18,6 +18,7 @@ from model.flops import (
     train_flops_per_token,
 )
 from training.classification.config import ClassifyConfig
+from training.config import counted
 from training.language.config import TrainConfig
 from training.tasks import RunConfiguration, read_run
 
@@ -73,9 +74,7 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
     n_tokens = optim.max_steps * optim.batch_tokens
     return [
         f"{n_params + positions:,} parameters, {positions:,} of them learned positions",
-        f"per step: {config.grad_accum_steps(n_gpus)} micro-batches x {config.readers(n_gpus)} x "
-        f"{optim.micro_batch_size} sequences x {model.context_length:,} tokens "
-        f"= {optim.batch_tokens:,} tokens",
+        config.batch_text(n_gpus),
         f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} per parameter",
         f"{causal:.3g} FLOPs a token, {full:.3g} if all of attention counts; "
         f"{causal * n_tokens:.3g} the whole run",
@@ -100,7 +99,7 @@ def _classifier(config: ClassifyConfig, n_gpus: int) -> list[str]:
     return [
         f"{n_params:,} parameters",
         f"per step: {optim.batch_size:,} examples of {model.context_length:,} tokens "
-        f"on {n_gpus} GPU(s)",
+        f"on {counted(n_gpus, 'GPU')}",
         f"{optim.max_steps:,} steps: {optim.max_steps * optim.batch_size:,} examples",
         f"{example:.3g} FLOPs an example at full length; {whole:.3g} the whole run",
         *mask_notes(model, causal=False),

@@ -41,7 +41,7 @@ def heads_first(attend: Callable[..., Tensor]) -> Attention:
 def ours(impl: str | None, case: Case, device: torch.device) -> Attention:
     """Papilio's attention: the default kernels (None), or an `impl` of `flash_attention`.
 
-    "unfused" is plain PyTorch, Algorithm 0 of the paper, and takes no dropout seed.
+    "eager" is plain PyTorch, Algorithm 0 of the paper, and takes no dropout seed.
     """
     options: dict[str, Any] = {"causal": case.causal, "dropout_p": case.dropout_p}
     if case.sparsity is not None:
@@ -51,7 +51,7 @@ def ours(impl: str | None, case: Case, device: torch.device) -> Attention:
     if case.document is not None:
         begin = torch.arange(case.seq_len, device=device) // case.document * case.document
         options["doc_start"] = begin.int().expand(case.batch, -1).contiguous()
-    if case.dropout_p > 0 and impl != "unfused":
+    if case.dropout_p > 0 and impl != "eager":
         options["dropout_seed"] = torch.tensor([DROPOUT_SEED], device=device)
     return partial(flash_attention, impl=impl, **options)
 
@@ -208,7 +208,7 @@ CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
     "SDPA math": partial(sdpa, SDPBackend.MATH),
     "FlexAttention": flex,
     "flash-attn-4": flash_attn_4,
-    "standard": partial(ours, "unfused"),
+    "standard": partial(ours, "eager"),
 }
 
 # Conversions for contenders that cannot take the tensors of the case; copying is not timed

@@ -109,7 +109,7 @@ def cost(config: ClassifyConfig) -> float:
     """
     model, optim = config.model, config.optim
     T = model.context_length
-    keys = model.mask.density(T, causal=False) * T * (8 if model.attention == "unfused" else 1)
+    keys = model.mask.density(T, causal=False) * T * (8 if model.attention == "eager" else 1)
     return optim.max_steps * optim.batch_size * model.documents * T * (1000 + keys)
 
 

@@ -51,7 +51,7 @@ Scratch" (Amos, Berant and Gupta 2024, arXiv 2310.02980)."""
 
 CONFIGS = Path("configs/lra")
 OVERRIDES = {
-    "standard": ("model.attention=unfused",),
+    "standard": ("model.attention=eager",),
     "dense": ("model.attention=auto", "model.mask.pattern=dense"),
     "butterfly": (
         *("model.attention=auto", "model.mask.pattern=butterfly"),

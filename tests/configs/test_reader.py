@@ -1,9 +1,9 @@
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
 
-from configs.reader import ConfigError, from_yaml, read_config, to_yaml
+from configs.reader import ConfigError, from_record, from_yaml, read_config, to_yaml
 from training.language.config import TrainConfig, load_config
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,20 @@ def test_older_yaml_gets_defaults_and_newer_yaml_is_refused():
     assert from_yaml(TrainConfig, "\n".join(older)) == config
     with pytest.raises(ConfigError, match=r"run\.of_the_future is not a setting: run has "):
         from_yaml(TrainConfig, to_yaml(config) + "  of_the_future: 1\n")
+
+
+def test_a_renamed_value_is_read_from_files_and_suggested_on_the_command_line(tmp_path):
+    config = load_config([QUICKSTART, "model.attention=eager", "model.mask.pattern=dense"])
+    text = to_yaml(config).replace("attention: eager", "attention: unfused")
+    assert "unfused" in text
+    assert from_yaml(TrainConfig, text) == config
+    (tmp_path / "old.yaml").write_text(text)
+    assert load_config([str(tmp_path / "old.yaml")]) == config
+    record = asdict(config)
+    record["model"]["attention"] = "unfused"
+    assert from_record(TrainConfig, record, "a checkpoint") == config
+    with pytest.raises(ConfigError, match=r"eager: unfused is now called eager$"):
+        load_config([QUICKSTART, "model.attention=unfused"])
 
 
 @pytest.mark.parametrize(
@@ -212,7 +226,7 @@ def test_missing_value(tmp_path):
 
 def test_batch_that_does_not_divide_over_the_gpus():
     config = load_config([QUICKSTART])
-    with pytest.raises(ValueError, match=r"of 6144 \(.* x 3 GPU\(s\)\)\. Try 6144"):
+    with pytest.raises(ValueError, match=r"of 6144 \(.* x 3 GPUs\)\. Try 6144"):
         config.grad_accum_steps(world_size=3)
 
 

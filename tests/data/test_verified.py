@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from data.verified import VERIFIED, InBackground, Verified
+from data.verified import VERIFIED, BackgroundTask, Verified
 
 
 def test_once_until_the_file_or_its_sum_changes(tmp_path):
@@ -60,8 +60,8 @@ def test_an_error_in_the_background_is_raised_where_somebody_looks(error):
     def fail():
         raise error("damaged")
 
-    failing = InBackground(fail)
-    for look in (failing.wait, failing.look):
+    failing = BackgroundTask(fail)
+    for look in (failing.wait, failing.raise_if_failed):
         with pytest.raises(error, match="damaged"):
             look()
-    InBackground(lambda: None).wait()
+    BackgroundTask(lambda: None).wait()

@@ -214,7 +214,7 @@ def test_dropout_of_any_rate(check, dropout_p, dtype):
     check(1, 67, 70, 2, 1, 16, dtype, dropout_p=dropout_p, dropout_seed=2**63 - 1)
 
 
-@pytest.mark.parametrize("impl", [None, "sdpa", "reference", "unfused", *IMPLS])
+@pytest.mark.parametrize("impl", [None, "sdpa", "reference", "eager", *IMPLS])
 def test_dropout_without_a_seed_draws_from_the_generator(device_for, impl):
     dtype = torch.float16 if impl == "hopper" else torch.float32
     q, k, v = make_qkv(1, 33, 33, 2, 2, 16, dtype=dtype, device=device_for(dtype))

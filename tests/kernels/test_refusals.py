@@ -35,6 +35,7 @@ def test_errors_name_argument_and_value():
         (lambda: flash_attention(q[:, :0], k, v), "q is empty"),
         (lambda: flash_attention(q.int(), k.int(), v.int()), "fp16, bf16 or fp32, got torch.int32"),
         (lambda: flash_attention(q, k, v, impl="cuda"), "impl must be None or one of"),
+        (lambda: flash_attention(q, k, v, impl="unfused"), "is now called 'eager'"),
         (lambda: flash_attention(q.double(), k.double(), v.double(), impl="triton"), "float64"),
     ]
     for call, message in cases:

@@ -54,7 +54,7 @@ def test_operators_support_vmap(function: str) -> None:
     torch.testing.assert_close(torch.vmap(partial(rows_of, function))(several), expected)
 
 
-@pytest.mark.parametrize("impl", [None, "reference", "unfused"])
+@pytest.mark.parametrize("impl", [None, "reference", "eager"])
 def test_pytorch_attention_supports_transforms(impl: str | None) -> None:
     q, k, v = make_qkv(1, 9, 9, 2, 2, 16, dtype=torch.float64, requires_grad=True)
 

@@ -41,7 +41,7 @@ def printed(capsys: pytest.CaptureFixture, *arguments: str) -> str:
 def test_numbers_of_gpt2_small(capsys, monkeypatch) -> None:
     out = printed(capsys, SMALL, "--dry-run", "data.path=nowhere", "model.dropout=0")
     assert "124,439,808 parameters, 786,432 of them learned positions" in out
-    assert "16 micro-batches x 1 GPU(s) x 32 sequences x 1,024 tokens = 524,288 tokens" in out
+    assert "16 micro-batches x 1 GPU x 32 sequences x 1,024 tokens = 524,288 tokens" in out
     # 6 N + 6 L C T, N without positions
     assert f"{6 * (124_439_808 - 786_432) + 6 * 12 * 768 * 1024:.3g} FLOPs a token" in out
     assert "about 10.0 GiB a GPU" in out and "on 1 x H100" in out
@@ -67,8 +67,8 @@ def test_no_time_estimate_for_narrow_models(capsys) -> None:
 
 def test_gpus_share_the_batch(capsys) -> None:
     out = printed(capsys, SMALL, "--dry-run=8")
-    assert "2 micro-batches x 8 GPU(s)" in out
-    with pytest.raises(ValueError, match=r"3 GPU\(s\)"):
+    assert "2 micro-batches x 8 GPUs x" in out
+    with pytest.raises(ValueError, match="3 GPUs"):
         handle_dry_run([SMALL, "--dry-run=3"])
     for wrong in ("0", "many", "-1"):
         with pytest.raises(ValueError, match=f"--dry-run={wrong} must be a number of GPUs"):
@@ -78,7 +78,7 @@ def test_gpus_share_the_batch(capsys) -> None:
 def test_gpus_share_sequences_and_weights(capsys) -> None:
     shared = ("configs/gpt2_small_16k.yaml", "parallel.context=4", "parallel.mode=fsdp")
     out = printed(capsys, *shared, "--dry-run=8")
-    assert "8 micro-batches x 2 group(s) of 4 GPUs x 2 sequences x 16,384 tokens" in out
+    assert "8 micro-batches x 2 groups of 4 GPUs x 2 sequences x 16,384 tokens" in out
     assert "to exchange keys" not in out  # keys are gathered if attention has dropout
     assert "0.1 to exchange keys" in printed(
         capsys, *shared, "model.attention_dropout=0", "--dry-run=8"
@@ -96,7 +96,7 @@ def test_a_classifier(capsys) -> None:
     flops = 6 * T * sum(p.numel() for p in blocks) + 12 * model.n_layer * C * T * T
     assert f"{flops:.3g} FLOPs an example" in out and " on 1 x H100, " in out
     assert f"{sum(p.numel() for p in Classifier(model).parameters()):,} parameters" in out
-    assert "examples of 1,024 tokens on 1 GPU(s)" in out
+    assert "examples of 1,024 tokens on 1 GPU" in out
 
 
 QUICK = "configs/quickstart.yaml"

@@ -9,7 +9,7 @@ from configs.reader import read_config
 from data.text.config import DataConfig
 from data.text.shards import MANIFEST, Manifest
 from model.config import ModelConfig, check_positive
-from training.config import AdamWConfig, ParallelConfig, RunConfig
+from training.config import AdamWConfig, ParallelConfig, RunConfig, counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +100,32 @@ class TrainConfig:
             nearest = f"{below} or {below + unit}" if below else f"{unit}"
             raise ValueError(
                 f"optim.batch_tokens={self.optim.batch_tokens} must be a multiple of {unit} "
-                f"(optim.micro_batch_size={self.optim.micro_batch_size} x "
-                f"model.context_length={self.model.context_length} x {self.readers(world_size)}). "
+                f"(optim.micro_batch_size={self.optim.micro_batch_size} x model.context_length="
+                f"{self.model.context_length} x {self._readers(world_size, 'GPU')}). "
                 f"Try {nearest}"
             )
         return self.optim.batch_tokens // unit
 
-    def readers(self, world_size: int) -> str:
+    def batch_text(self, world_size: int, unit: str = "GPU") -> str:
+        """Composition of a step's batch, for the console.
+
+        Args:
+            world_size: Number of GPUs.
+            unit: Noun for them in the text.
+        """
+        n_micro = self.grad_accum_steps(world_size)
+        return (
+            f"per step: {counted(n_micro, 'micro-batch')} x {self._readers(world_size, unit)} x "
+            f"{counted(self.optim.micro_batch_size, 'sequence')} x "
+            f"{self.model.context_length:,} tokens = {self.optim.batch_tokens:,} tokens"
+        )
+
+    def _readers(self, world_size: int, unit: str) -> str:
         """Number of GPUs, or of groups that share a sequence, as text for messages."""
         context = self.parallel.context
         if context == 1:
-            return f"{world_size} GPU(s)"
-        return f"{world_size // context} group(s) of {context} GPUs"
+            return counted(world_size, unit)
+        return f"{counted(world_size // context, 'group')} of {counted(context, unit)}"
 
     def _check_context(self) -> None:
         """Check that sequences can be split into chunks for context parallelism."""
@@ -130,7 +144,7 @@ class TrainConfig:
                 + (" of whole blocks" if unit > 2 * context else "")
                 + f". Try {-(-length // unit) * unit}"
             )
-        if self.model.attention in ("sdpa", "unfused"):
+        if self.model.attention in ("sdpa", "eager"):
             raise ValueError(
                 f"model.attention={self.model.attention} does not support parallel.context="
                 f"{context}: only Papilio's kernels share sequences. Try model.attention=auto"

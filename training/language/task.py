@@ -15,7 +15,7 @@ from data.sampler import first_sample
 from data.text.batches import IGNORE, Batch, ValidationBatches
 from data.text.mixture import ROUND, MixedBatches
 from data.text.shards import TOKENIZER, TokenStream
-from data.verified import InBackground
+from data.verified import BackgroundTask
 from model.flops import mfu
 from model.gpt import GPT
 from training.distributed import Processes
@@ -62,7 +62,7 @@ class LanguageTask:
         streams = [*validation.values(), *self._streams.values()]
         streams = streams if processes.is_local_main else []  # one process per machine verifies
         # In the background, as a terabyte takes minutes to read.
-        self._verified = InBackground(lambda: [stream.verify() for stream in streams])
+        self._verification = BackgroundTask(lambda: [stream.verify() for stream in streams])
         self.model = GPT(config.model)
         self._context = set_up_context_parallel(self.model, processes)
         shard_model(self.model, config, processes)
@@ -85,15 +85,10 @@ class LanguageTask:
         config, processes = self._config, self._processes
         context, optim = config.model.context_length, config.optim
         n_tokens = optim.max_steps * optim.batch_tokens
-        readers = f"{processes.n_data} processes"
-        if processes.n_context > 1:
-            readers = f"{processes.n_data} groups of {processes.n_context} processes"
         return (
             f"{self.model.n_params() / 1e6:.1f}M parameters, context {context:,}, "
             f"attention {config.model.attention} on {processes}\n"
-            f"per step: {self._n_micro_batches} micro-batches x {readers} x "
-            f"{optim.micro_batch_size} sequences x {context:,} tokens "
-            f"= {optim.batch_tokens:,} tokens\n"
+            f"{config.batch_text(processes.world_size, 'process')}\n"
             + "".join(
                 f"{optim.max_steps:,} steps over {len(stream):,} tokens{label}: "
                 f"{share * n_tokens / len(stream):.2f} epochs\n"
@@ -153,9 +148,9 @@ class LanguageTask:
 
     def check_data(self, *, wait: bool) -> None:
         if wait:
-            self._verified.wait()
+            self._verification.wait()
         else:
-            self._verified.look()
+            self._verification.raise_if_failed()
 
     def speed(self, step: int, means: dict[str, float | None], per_s: float | None) -> Record:
         """Record of the loss, tokens per second of the whole run, MFU, and memory of this GPU."""

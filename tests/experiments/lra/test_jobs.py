@@ -26,7 +26,7 @@ def test_every_configuration_is_one_that_a_model_can_have(tmp_path):
         assert config.data.path == str(tmp_path / "data" / TASKS[task].folder)
         assert (config.run.seed, config.run.out_dir) == (job.seed, str(job.folder))
         mask = config.model.mask
-        assert (config.model.attention == "unfused") == (attention == "standard")
+        assert (config.model.attention == "eager") == (attention == "standard")
         assert (mask.pattern == "butterfly") == (attention == "butterfly")
         if mask.pattern == "butterfly":
             assert mask.block_size in BLOCK_SIZES

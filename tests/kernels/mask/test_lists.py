@@ -19,7 +19,7 @@ def expected_lists(visible: Tensor, size: int, all_partial: bool) -> tuple[list,
         for row, band in enumerate(head.split(size, dim=0)):
             tiles = band.split(size, dim=1)
             listed = [c for c, tile in enumerate(tiles) if tile.any()]
-            full = [c for c in listed if tiles[c].all() and is_whole(tiles[c], size)]
+            full = [c for c in listed if tiles[c].all() and is_full(tiles[c], size)]
             full = [] if all_partial else full
             partial = [c for c in listed if c not in full]
             firsts = [kind[0] if kind else 0 for kind in (full, partial)]
@@ -30,7 +30,7 @@ def expected_lists(visible: Tensor, size: int, all_partial: bool) -> tuple[list,
     return entries, blocks
 
 
-def is_whole(tile: Tensor, size: int) -> bool:
+def is_full(tile: Tensor, size: int) -> bool:
     """Whether all keys of the block exist. Its queries need not: nothing reads their output."""
     return tile.shape[1] == size
 

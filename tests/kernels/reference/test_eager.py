@@ -19,7 +19,7 @@ def test_matches_standard_attention(causal, lengths, seq_q, seq_k):
         if causal and seq_q < seq_k:
             lengths = (5, 7)  # so that every row sees a key
         options["kv_lengths"] = torch.tensor(lengths)
-    out = flash_attention(q, k, v, impl="unfused", **options)
+    out = flash_attention(q, k, v, impl="eager", **options)
     expected, _ = standard_attention(q, k, v, **options)
     torch.testing.assert_close(out, expected)
     weights = torch.randn_like(out)
@@ -31,7 +31,7 @@ def test_matches_standard_attention(causal, lengths, seq_q, seq_k):
 def test_dropout_keeps_the_mean():
     torch.manual_seed(0)
     q = k = torch.zeros(1, 400, 1, 1)
-    out = flash_attention(q, k, torch.ones(1, 400, 1, 1), impl="unfused", dropout_p=0.25)
+    out = flash_attention(q, k, torch.ones(1, 400, 1, 1), impl="eager", dropout_p=0.25)
     assert out.std() > 0
     assert out.mean() == pytest.approx(1, abs=0.01)
 
@@ -46,5 +46,5 @@ def test_dropout_keeps_the_mean():
 )
 def test_unsupported_options_are_named(options, message):
     q, k = torch.randn(1, 5, 2, 4), torch.randn(1, 4, 2, 4)
-    with pytest.raises(ValueError, match=f"impl='unfused' .* does not support {message}"):
-        flash_attention(q, k, k, impl="unfused", **options)
+    with pytest.raises(ValueError, match=f"impl='eager' .* does not support {message}"):
+        flash_attention(q, k, k, impl="eager", **options)
