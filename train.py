@@ -331,11 +331,11 @@ class Trainer:
             )
         return values
 
-    def record(self, what: Record, **values: Any) -> None:
+    def record(self, entry: Record, **values: Any) -> None:
         """Write one line to metrics.jsonl and one to the console."""
-        values |= {"gpu_hours": self.watch.gpu_hours} | what.values
+        values |= {"gpu_hours": self.watch.gpu_hours} | entry.values
         count = {self.task.unit: self.task.count(self.step)}
-        self.log.record(what.text, step=self.step, **count, **values)
+        self.log.record(entry.text, step=self.step, **count, **values)
 
     def finish(self) -> dict[str, float]:
         """Wait for the last checkpoint and record the task's final evaluation."""

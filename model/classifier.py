@@ -65,7 +65,7 @@ class Classifier(nn.Module):
 
     rotary_cos: Tensor
     rotary_sin: Tensor
-    place_features: Tensor
+    position_features: Tensor
 
     def __init__(self, config: ClassifierConfig, *, causal: bool = False) -> None:
         """Build the model and draw its weights.
@@ -98,20 +98,20 @@ class Classifier(nn.Module):
     def _init_positions(self) -> None:
         """Create position parameters and constants: those added to tokens, and rotary tables."""
         config = self.config
-        rows = columns = places = torch.arange(config.n_positions)
+        rows = columns = positions = torch.arange(config.n_positions)
         if config.grid_width is not None:
-            rows, columns = places // config.grid_width, places % config.grid_width
+            rows, columns = positions // config.grid_width, positions % config.grid_width
         if config.embedding == "learned":
             self.pos_emb = nn.Parameter(torch.empty(config.n_positions, config.n_embd))
         elif config.embedding == "sinusoidal":
-            self._constant("place_features", sinusoids(places, config.n_embd))
+            self._constant("position_features", sinusoids(positions, config.n_embd))
         elif config.embedding == "row_column":
             assert config.grid_width is not None
             waves = row_and_column_waves(rows, columns, config.grid_width, N_WAVES)
-            self._constant("place_features", waves)
+            self._constant("position_features", waves)
             self.pos_proj = nn.Linear(waves.shape[-1], config.n_embd)
         if config.rotary != "none":
-            cos, sin = self._rotary_at(rows, columns if config.rotary == "axial" else places)
+            cos, sin = self._rotary_at(rows, columns if config.rotary == "axial" else positions)
             self._constant("rotary_cos", cos)
             self._constant("rotary_sin", sin)
 
@@ -149,17 +149,17 @@ class Classifier(nn.Module):
                 init_local_attention(block.attn, cos, sin, config.local_start)
 
     def forward(
-        self, tokens: Tensor, lengths: Tensor | None = None, places: Tensor | None = None
+        self, tokens: Tensor, lengths: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
         """Compute the logits of each example.
 
         Args:
             tokens: (B, T) integers below `config.vocab_size`. T is `config.context_length`. With a
-                dense mask, texts may be shorter, and T may be any number if `places` are given. The
-                documents of an example are consecutive rows.
+                dense mask, texts may be shorter, and T may be any number if `positions` are given.
+                The documents of an example are consecutive rows.
             lengths: (B,) int32, at least 1: the number of tokens in each row before its padding.
                 None: no padding.
-            places: (B, T), or (T,) for all rows, integers below `config.n_positions`: the position
+            positions: (B, T), or (T,) for all rows, integers below `config.n_positions`: the index
                 of each token in the whole sequence or image. None: 0 to T - 1. Packed images, which
                 leave out zero pixels, need them. Except for padding, no two tokens of a row may
                 have the same position.
@@ -176,17 +176,17 @@ class Classifier(nn.Module):
                 f"a batch of {tokens.shape[0]} sequences must be a multiple of model.documents="
                 f"{documents}."
             )
-        states = self.encode(self.tok_emb(tokens), lengths, places)
+        states = self.encode(self.tok_emb(tokens), lengths, positions)
         pooled = self._pool(states, lengths)
         if documents == 2:
             first, second = pooled[0::2], pooled[1::2]
             pooled = torch.cat((first, second, first * second, first - second), dim=-1)
         return self.head_out(F.relu(self.head_in(pooled)))
 
-    def encode(self, x: Tensor, lengths: Tensor | None, places: Tensor | None) -> Tensor:
+    def encode(self, x: Tensor, lengths: Tensor | None, positions: Tensor | None) -> Tensor:
         """Compute the states that `forward` pools, from embedded tokens (B, T, C).
 
-        `lengths` and `places` are those of `forward`.
+        `lengths` and `positions` are those of `forward`.
 
         Returns:
             (B, T, C); with a cls token, which comes first, (B, 1 + T, C).
@@ -194,13 +194,15 @@ class Classifier(nn.Module):
         Raises:
             ValueError: `forward` does not allow this T.
         """
-        if x.dim() != 3 or not self._supports_length(x.shape[1], has_places=places is not None):
+        if x.dim() != 3 or not self._supports_length(
+            x.shape[1], has_positions=positions is not None
+        ):
             raise ValueError(
                 f"tokens have shape {tuple(x.shape[:-1])} and must be (batch, "
                 f"model.context_length={self.config.context_length}). Only texts with a dense mask "
                 "may be shorter."
             )
-        x, rotary = self._with_positions(x, places)
+        x, rotary = self._with_positions(x, positions)
         if self.config.pooling == "cls":
             x, rotary, lengths = self._with_cls(x, rotary, lengths)
         pending = None
@@ -208,28 +210,29 @@ class Classifier(nn.Module):
             x, pending = block(x, pending, rotary, mask=self.mask, kv_lengths=lengths)
         return normalise(resolve(x, pending), self.ln_f)
 
-    def _supports_length(self, n_tokens: int, *, has_places: bool) -> bool:
-        """Return whether rows may have `n_tokens` tokens, with or without explicit `places`."""
+    def _supports_length(self, n_tokens: int, *, has_positions: bool) -> bool:
+        """Return whether rows may have `n_tokens` tokens, with or without explicit `positions`."""
         context_length = self.config.context_length
         if n_tokens == context_length or self.mask is not None:
             return n_tokens == context_length
-        return has_places or (self.config.grid_width is None and 0 < n_tokens < context_length)
+        return has_positions or (self.config.grid_width is None and 0 < n_tokens < context_length)
 
     def _with_positions(
-        self, x: Tensor, places: Tensor | None
+        self, x: Tensor, positions: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Return the first block's input, and the rotary tables or None."""
         config = self.config
 
         def lookup(table: Tensor) -> Tensor:
-            return table[: x.shape[1]] if places is None else table[places]
+            return table[: x.shape[1]] if positions is None else table[positions]
 
         if config.embedding == "learned":
-            x = x + (lookup(self.pos_emb) if places is None else gather_rows(self.pos_emb, places))
+            table = self.pos_emb
+            x = x + (lookup(table) if positions is None else gather_rows(table, positions))
         elif config.embedding == "sinusoidal":
-            x = x + lookup(self.place_features)
+            x = x + lookup(self.position_features)
         elif config.embedding == "row_column":
-            x = x + self.pos_proj(lookup(self.place_features))
+            x = x + self.pos_proj(lookup(self.position_features))
         rotary = None
         if config.rotary != "none":
             rotary = lookup(self.rotary_cos), lookup(self.rotary_sin)

@@ -140,44 +140,44 @@ def duplicate_gridwise(table: Tensor, grid_width: int) -> Tensor:
     return grid.repeat_interleave(factor, 0).repeat_interleave(factor, 1).flatten(0, 1)
 
 
-def gather_rows(table: Tensor, places: Tensor) -> Tensor:
-    """Look up rows of a learned table: `table[places]` with a faster backward pass.
+def gather_rows(table: Tensor, positions: Tensor) -> Tensor:
+    """Look up rows of a learned table: `table[positions]` with a faster backward pass.
 
-    The backward pass of `table[places]` adds the gradients of a batch to each row one by one.
+    The backward pass of `table[positions]` adds the gradients of a batch to each row one by one.
 
     Args:
         table: (N, C).
-        places: (T,), or (B, T), integers in [0, N). If several tokens of a row have the same place,
+        positions: (T,), or (B, T), integers in [0, N). If several tokens of a row share a position,
             only the first of them may have a gradient. Padding comes last and has none.
 
     Returns:
         (T, C) or (B, T, C).
     """
-    return table[places] if places.dim() == 1 else _GatherRows.apply(table, places)
+    return table[positions] if positions.dim() == 1 else _GatherRows.apply(table, positions)
 
 
 class _GatherRows(torch.autograd.Function):
-    """Lookup whose backward pass finds the token at each place of each row, then sums over rows."""
+    """Lookup whose backward pass finds the token at each position, then sums over the batch."""
 
     @staticmethod
-    def forward(table: Tensor, places: Tensor) -> Tensor:
-        return table[places]
+    def forward(table: Tensor, positions: Tensor) -> Tensor:
+        return table[positions]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        table, places = inputs
-        ctx.save_for_backward(places)
-        ctx.n_places = len(table)
+        table, positions = inputs
+        ctx.save_for_backward(positions)
+        ctx.n_rows = len(table)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        (places,), (grad,) = ctx.saved_tensors, grad_outputs
-        B, T = places.shape
-        # For each place, the index of its first token in each row, and whether there is one.
-        all_places = torch.arange(ctx.n_places, dtype=places.dtype, device=places.device)
-        all_places = all_places.expand(B, ctx.n_places).contiguous()
-        sorted_places, tokens = places.sort(dim=1, stable=True)
-        index = torch.searchsorted(sorted_places, all_places).clamp_(max=T - 1)
-        is_used = sorted_places.gather(1, index) == all_places
-        token = tokens.gather(1, index)[..., None].expand(B, ctx.n_places, grad.shape[-1])
+        (positions,), (grad,) = ctx.saved_tensors, grad_outputs
+        B, T = positions.shape
+        # For each position, the index of its first token in each row, and whether there is one.
+        rows = torch.arange(ctx.n_rows, dtype=positions.dtype, device=positions.device)
+        rows = rows.expand(B, ctx.n_rows).contiguous()
+        sorted_positions, tokens = positions.sort(dim=1, stable=True)
+        index = torch.searchsorted(sorted_positions, rows).clamp_(max=T - 1)
+        is_used = sorted_positions.gather(1, index) == rows
+        token = tokens.gather(1, index)[..., None].expand(B, ctx.n_rows, grad.shape[-1])
         return torch.where(is_used[..., None], grad.gather(1, token), 0).sum(0), None

@@ -41,13 +41,13 @@ class TokenPredictor(nn.Module):
         self,
         tokens: Tensor,
         lengths: Tensor | None = None,
-        places: Tensor | None = None,
+        positions: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
         """Compute the logits of tokens.
 
         Args:
-            tokens, lengths, places: those of `Classifier.forward`.
+            tokens, lengths, positions: those of `Classifier.forward`.
             hidden: (B, T) bool, tokens whose embedding is replaced by `mask_token`; None: none. Not
                 supported with causal attention.
 
@@ -65,7 +65,7 @@ class TokenPredictor(nn.Module):
                     "mask_token to replace tokens with. Create it with causal=False."
                 )
             x = torch.where(hidden[..., None], self.mask_token.to(x.dtype), x)
-        states = self.classifier.encode(x, lengths, places)
+        states = self.classifier.encode(x, lengths, positions)
         return self.tokens_out(states[:, -tokens.shape[-1] :])  # without the cls token
 
     def n_params(self) -> int:

@@ -108,9 +108,9 @@ def draw_runs(runs: Sequence[Path]) -> Figure:
     names = [run.resolve().name for run in runs]
     looks = styles_of(map(str, runs))
     for run, name in zip(runs, names, strict=True):
-        records, is_whole = _read(run)
+        records, has_whole_cost = _read(run)
         title = name if names.count(name) == 1 else str(run)
-        if not is_whole:
+        if not has_whole_cost:
             title += " (without the cost of its initial weights)"
         for axes, unit, divisor in ((left, curve.unit, curve.divisor), (right, HOURS, 1)):
             look = looks[str(run)]

@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
     tokens: Tensor  # (B * D, T) integers
     lengths: Tensor | None  # (B * D,) int32, at least 1; None: no padding
-    places: Tensor | None  # (B * D, T) or (T,) int64, positions of the tokens; None: in order
+    positions: Tensor | None  # (B * D, T) or (T,) int64, positions of the tokens; None: in order
     labels: Tensor  # (B,) int64
 
 

@@ -113,7 +113,7 @@ class Curriculum:
         """
         self._config = config
         self._rank, self._world_size = rank, world_size
-        self.lessons: list[CurriculumStage] = []
+        self.stages: list[CurriculumStage] = []
         """Stages in order; the last one is the task itself."""
         step, example = 0, 0
 
@@ -135,22 +135,22 @@ class Curriculum:
             samplers = [
                 ExampleSampler(len(examples), (seed, number, i)) for i, examples in enumerate(sets)
             ]
-            self.lessons.append(CurriculumStage(step, example, size, sets, samplers))
+            self.stages.append(CurriculumStage(step, example, size, sets, samplers))
             step += phase.steps
             example += phase.steps * size
 
     @property
     def task(self) -> Examples:
         """Training examples of the task itself."""
-        return self.lessons[-1].sets[0]
+        return self.stages[-1].sets[0]
 
     def number(self, step: int) -> int:
         """Index of the stage that a step belongs to."""
-        return sum(stage.first_step <= step for stage in self.lessons) - 1
+        return sum(stage.first_step <= step for stage in self.stages) - 1
 
     def examples_before(self, step: int) -> int:
         """Number of examples in all steps before `step`, over all processes."""
-        stage = self.lessons[self.number(step)]
+        stage = self.stages[self.number(step)]
         return stage.first_example + (step - stage.first_step) * stage.batch_size
 
     def draw(self, step: int) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,7 @@ class Curriculum:
 
         Both are (sets, B / sets / world_size) int64 on the CPU, as `Examples.batch` takes them.
         """
-        stage = self.lessons[self.number(step)]
+        stage = self.stages[self.number(step)]
         share = stage.batch_size // len(stage.sets)
         local_share = share // self._world_size
         first = (step - stage.first_step) * share + self._rank * local_share
@@ -170,7 +170,7 @@ class Curriculum:
 
     def check(self) -> None:
         """Raise ValueError if any image so far had more tokens than fit. Synchronizes."""
-        if any(bool(examples.overflow) for stage in self.lessons for examples in stage.sets):
+        if any(bool(examples.overflow) for stage in self.stages for examples in stage.sets):
             raise ValueError(
                 "a training image has more pixels that are tokens than context_length, so some "
                 "were dropped: raise the context_length of the model or of the phase"

@@ -39,10 +39,10 @@ RINGS = ("#d55e00", "#009e73")
 LOWEST, HIGHEST = 0.1, 100.0  # limits of the colour scale, multiples of uniform attention
 
 
-def paint(amounts: Tensor, places: Tensor, size: int) -> np.ndarray:
+def paint(amounts: Tensor, positions: Tensor, size: int) -> np.ndarray:
     """Picture of (T,) attention as multiples of uniform attention: (S, S) float64, else NaN."""
     picture = np.full(size * size, np.nan)
-    picture[places.numpy()] = amounts.double().numpy() * len(amounts)
+    picture[positions.numpy()] = amounts.double().numpy() * len(amounts)
     return picture.reshape(size, size)
 
 
@@ -57,7 +57,7 @@ def draw(traced: Trace, number: int) -> Figure:
     for marker, row in enumerate(panels):
         row[0].imshow(255 - traced.image.numpy(), cmap="gray", vmin=0, vmax=255)
         for axes, amounts in zip(row[1:], [*paid[:, marker], rollout[marker]], strict=True):
-            painted = paint(amounts, traced.places, size)
+            painted = paint(amounts, traced.positions, size)
             axes.imshow(painted, cmap=shades, norm=norm, interpolation="nearest")
         for axes in row:
             axes.set(xticks=[], yticks=[])

@@ -58,7 +58,7 @@ class Trace:
     image: Tensor
     """(S, S) uint8."""
     label: int
-    places: Tensor
+    positions: Tensor
     """(T,) int64, the pixel (row * S + column) of each token."""
     under_markers: list[Tensor]
     """Token indices under each marker, int64: origin end, terminal end."""
@@ -81,7 +81,7 @@ class Trace:
         Each block passes on half of a token itself and half of what the token attends to, mean over
         heads (Abnar and Zuidema 2020, arXiv 2005.00928, section 3).
         """
-        n_tokens = len(self.places)
+        n_tokens = len(self.positions)
         share = torch.zeros(2, n_tokens)
         for marker, tokens in enumerate(self.under_markers):
             share[marker, tokens] = 1 / len(tokens)
@@ -110,24 +110,24 @@ def trace(run: Path, number: int, folder: Path | None = None) -> Trace:
     one = replace(split, display_lists=split.display_lists[number : number + 1])
     examples = PixelExamples(one, config.model.context_length, config.data, torch.device("cpu"))
     zero = torch.zeros(1, dtype=torch.int64)
-    tokens, lengths, places, labels = examples.batch(zero, zero)
+    tokens, lengths, positions, labels = examples.batch(zero, zero)
     if bool(examples.overflow):
         raise ValueError(
             f"image {number} has more pixels above zero than model.context_length="
             f"{config.model.context_length}. Choose another image"
         )
-    places = torch.arange(tokens.shape[1]) if places is None else places.flatten()
+    positions = torch.arange(tokens.shape[1]) if positions is None else positions.flatten()
     if lengths is not None:  # drop the padding, which no token attends to
-        tokens, places = tokens[:, : int(lengths)], places[: int(lengths)]
-    layers, logits = _run(model, tokens, places[None])
+        tokens, positions = tokens[:, : int(lengths)], positions[: int(lengths)]
+    layers, logits = _run(model, tokens, positions[None])
     radius = parameters.scale.marker_radius
     markers = torch.from_numpy(one.display_lists["markers"][0].astype("int64"))
-    pixels = torch.stack((places // examples.size, places % examples.size), dim=-1)
+    pixels = torch.stack((positions // examples.size, positions % examples.size), dim=-1)
     distances = (pixels - markers[:, None]).double().norm(dim=-1)
     return Trace(
         image=examples.images(zero)[0],
         label=int(labels),
-        places=places,
+        positions=positions,
         under_markers=[(x <= radius).nonzero()[:, 0] for x in distances],
         markers=markers,
         marker_radius=radius,
@@ -161,8 +161,8 @@ def _open(run: Path, config: ClassifyConfig) -> Classifier:
     return opened.eval()
 
 
-def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer], Tensor]:
-    """Run (1, T) tokens at (1, T) places; return the layers and the logits."""
+def _run(model: Classifier, tokens: Tensor, positions: Tensor) -> tuple[list[Layer], Tensor]:
+    """Run (1, T) tokens at (1, T) positions; return the layers and the logits."""
     layers: list[Layer] = []
     n_tokens = tokens.shape[1]
 
@@ -181,7 +181,7 @@ def _run(model: Classifier, tokens: Tensor, places: Tensor) -> tuple[list[Layer]
 
     blocks = [module for module in model.modules() if isinstance(module, SelfAttention)]
     hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
-    logits = model(tokens, None, places)[0]
+    logits = model(tokens, None, positions)[0]
     for hook in hooks:
         hook.remove()
     return layers, logits

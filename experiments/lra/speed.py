@@ -73,10 +73,10 @@ class Contender:
             self._optimizer, alone, ["loss", "accuracy"], grad_clip=config.optim.grad_clip
         )
         answer = partial(target_loss, label_targets, self._autocast, alone)
-        loss_of = lambda model, *batch: answer(model, self._lesson.batch(*batch))  # noqa: E731
+        loss_of = lambda model, *batch: answer(model, self._stage.batch(*batch))  # noqa: E731
         self._step = partial(train_step, loss_of, fast, finite)
-        self._lesson = curriculum.lessons[curriculum.number(config.optim.max_steps - 1)]
-        self.batch_size, self._next = self._lesson.batch_size, self._lesson.first_step
+        self._stage = curriculum.stages[curriculum.number(config.optim.max_steps - 1)]
+        self.batch_size, self._next = self._stage.batch_size, self._stage.first_step
 
     def prepare(self, *, captured: bool) -> None:
         """Turn CUDA graphs on or off, and take warm-up steps, of which the first compiles."""
@@ -94,11 +94,11 @@ class Contender:
     @torch.no_grad()
     def logits(self) -> Tensor:
         """Logits of the first batch without dropout, (examples, n_classes) float32."""
-        numbers, changes = self._curriculum.draw(self._lesson.first_step)
-        batch = self._lesson.batch(numbers.to(self._device), changes.to(self._device))
+        numbers, changes = self._curriculum.draw(self._stage.first_step)
+        batch = self._stage.batch(numbers.to(self._device), changes.to(self._device))
         self.model.eval()
         with self._autocast():
-            logits = self.model(batch.tokens, batch.lengths, batch.places).float()
+            logits = self.model(batch.tokens, batch.lengths, batch.positions).float()
         self.model.train()
         return logits
 

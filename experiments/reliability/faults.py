@@ -39,8 +39,8 @@ def _train_until(argv: list[str], log: Path, at: int, fault: Callable[[], object
     print_to(log, log)
     record = train.Trainer.record
 
-    def disturbed(self: train.Trainer, what: Record, **values: Any) -> None:
-        record(self, what, **values)
+    def disturbed(self: train.Trainer, entry: Record, **values: Any) -> None:
+        record(self, entry, **values)
         if self.step == at and "lr" in values:
             fault()
 

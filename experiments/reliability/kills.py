@@ -60,7 +60,7 @@ def kills(world: World, n: int, world_size: int) -> Row:
         while _end(start(run), generator.uniform(0.05, 0.9) * seconds):
             tally.tries += 1
             newest = latest_checkpoint(run)
-            if not all(map(Checkpoint.is_whole, checkpoints(run))):
+            if not all(map(Checkpoint.is_intact, checkpoints(run))):
                 tally.fail("silent", f"kill {tally.tries}: {newest} is damaged")
             saved += newest is not None
             if tally.tries >= n:  # let the last run finish

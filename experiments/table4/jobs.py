@@ -77,10 +77,10 @@ def training_cost(folder: Path, sums: Path) -> dict[str, Any] | None:
     if last_step(folder) is not None:
         return read_metrics(folder)[-1]
     saved = (read_scored(path)[0] for path in sorted(sums.glob(f"*/{folder.name}.npz")))
-    return next((scored.about for scored in saved if is_whole(scored)), None)
+    return next((scored.about for scored in saved if is_finished(scored)), None)
 
 
-def is_whole(scored: Scored) -> bool:
+def is_finished(scored: Scored) -> bool:
     """Whether a run was scored after its last evaluation."""
     last = scored.config.optim.max_steps
     steps = [record["step"] for record in scored.about["evaluations"]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evaluation.plan import Plan
 from evaluation.sums import Scored, Text, read_scored
-from experiments.table4.jobs import Job, is_whole, last_step, training_cost
+from experiments.table4.jobs import Job, is_finished, last_step, training_cost
 from training.config import RUN_CONFIG
 from training.metrics import read_evaluations
 
@@ -24,7 +24,7 @@ def read_sums(job: Job, plan: Plan, texts: Sequence[Text], sums: Path) -> list[S
             return f"scored on another text with the name {text.name}"
         if scored_text.counted != text.counted or not scored.sums.keys() >= {*wanted}:
             return "scored with other --models, --stride or --histories"
-        if not is_whole(scored):
+        if not is_finished(scored):
             return "scored before it was finished"
         if scored.config.run.init_from is not None and scored.about["before"] is None:
             return "the cost of the run that it starts from is unknown"

@@ -37,9 +37,9 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_padding_changes_nothing(pooling: str, positions: dict[str, Any]) -> None:
-    model = make(pooling=pooling, **positions)
+@pytest.mark.parametrize("layout", POSITIONS)
+def test_padding_changes_nothing(pooling: str, layout: dict[str, Any]) -> None:
+    model = make(pooling=pooling, **layout)
     lengths = torch.tensor([1, 7, T - 1, T], dtype=torch.int32)
     one = tokens()
     other = torch.where(torch.arange(T) < lengths[:, None], one, 3)
@@ -59,7 +59,7 @@ def test_gradients_of_padding_are_zero(pooling: str) -> None:
 
 
 def test_gradients_of_learned_positions_add_up_over_rows() -> None:
-    """Permute tokens with their places, per row or the same for all rows: the same images."""
+    """Permute tokens with their positions, per row or the same for all rows: the same images."""
     model, ids, weights = make(embedding="learned"), tokens(), torch.randn(B, 3).double()
     generator = torch.Generator().manual_seed(2)
     row_orders = torch.stack([torch.randperm(T, generator=generator) for _ in range(B)])
@@ -73,10 +73,10 @@ def test_gradients_of_learned_positions_add_up_over_rows() -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_only_positions_determine_the_order(pooling: str, positions: dict[str, Any]) -> None:
-    """Permuted tokens with their places give the same logits."""
-    model, ids = make(pooling=pooling, **positions), tokens()
+@pytest.mark.parametrize("layout", POSITIONS)
+def test_only_positions_determine_the_order(pooling: str, layout: dict[str, Any]) -> None:
+    """Permuted tokens with their positions give the same logits."""
+    model, ids = make(pooling=pooling, **layout), tokens()
     order = torch.randperm(T, generator=torch.Generator().manual_seed(2))
     expected = model(ids)
     equal(model(ids[:, order], None, order), expected)
@@ -86,26 +86,24 @@ def test_only_positions_determine_the_order(pooling: str, positions: dict[str, A
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("extra", [0, 5])
-@pytest.mark.parametrize("positions", [IMAGE, LEARNED])
-def test_packed_images_equal_masked_ones(
-    pooling: str, extra: int, positions: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("layout", [IMAGE, LEARNED])
+def test_packed_images_equal_masked_ones(pooling: str, extra: int, layout: dict[str, Any]) -> None:
     """Packing equals masking pixels in attention and pooling, for outputs and gradients."""
-    model = make(pooling=pooling, **positions)
+    model = make(pooling=pooling, **layout)
     ids = tokens()
     ink = torch.rand(B, T, generator=torch.Generator().manual_seed(3)) < 0.3
     lengths = ink.sum(1)
     room = int(lengths.max()) + extra
-    places = ink.int().argsort(dim=1, descending=True, stable=True)[:, :room]
-    packed = model(ids.gather(1, places), lengths.int(), places)
+    positions = ink.int().argsort(dim=1, descending=True, stable=True)[:, :room]
+    packed = model(ids.gather(1, positions), lengths.int(), positions)
     packed.sum().backward()
     gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
     # the same for one image at a time, without padding
     alone = []
     for i in range(B):
-        place = ink[i].nonzero().T
-        alone.append(model(ids[i : i + 1].gather(1, place), None, place))
+        position = ink[i].nonzero().T
+        alone.append(model(ids[i : i + 1].gather(1, position), None, position))
     alone = torch.cat(alone)
     equal(packed, alone)
     alone.sum().backward()
@@ -171,11 +169,9 @@ def test_intensities_start_in_order() -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("positions", POSITIONS[:3])
-def test_padding_shared_by_all_rows_may_be_left_out(
-    pooling: str, positions: dict[str, Any]
-) -> None:
-    model = make(pooling=pooling, **positions)
+@pytest.mark.parametrize("layout", POSITIONS[:3])
+def test_padding_shared_by_all_rows_may_be_left_out(pooling: str, layout: dict[str, Any]) -> None:
+    model = make(pooling=pooling, **layout)
     lengths = torch.tensor([1, 7, 12, 13], dtype=torch.int32)
     equal(model(tokens()[:, :13], lengths), model(tokens(), lengths))
 
@@ -203,15 +199,15 @@ def test_an_odd_number_of_documents_is_refused() -> None:
         make(documents=2)(tokens(3))
 
 
-@pytest.mark.parametrize("positions", [IMAGE, LEARNED])
-def test_compiles_without_a_graph_break(positions: dict[str, Any]) -> None:
-    model = make(**positions, pooling="mean_max").float()
+@pytest.mark.parametrize("layout", [IMAGE, LEARNED])
+def test_compiles_without_a_graph_break(layout: dict[str, Any]) -> None:
+    model = make(**layout, pooling="mean_max").float()
     lengths = torch.full((B,), 9, dtype=torch.int32)
-    places = torch.arange(T).expand(B, T)
+    positions = torch.arange(T).expand(B, T)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
     gradients = []
     for run in (compiled, model):
-        logits = run(tokens(), lengths, places)
+        logits = run(tokens(), lengths, positions)
         gradients.append((logits, *torch.autograd.grad(logits.square().sum(), model.parameters())))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)

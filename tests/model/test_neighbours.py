@@ -35,18 +35,18 @@ def scores_of_biases(model: Classifier, attention: SelfAttention) -> Tensor:
     return torch.einsum("qhd,khd->hqk", q, k) * attention.softmax_scale
 
 
-@pytest.mark.parametrize("positions", [SEQUENCE, GRID])
-def test_every_head_attends_to_its_neighbour(positions: dict[str, Any]) -> None:
-    model = make(**positions, local_start=12.0)
-    places = torch.arange(T)
-    width = W if positions is GRID else T
+@pytest.mark.parametrize("layout", [SEQUENCE, GRID])
+def test_every_head_attends_to_its_neighbour(layout: dict[str, Any]) -> None:
+    model = make(**layout, local_start=12.0)
+    positions = torch.arange(T)
+    width = W if layout is GRID else T
     for layer, block in enumerate(model.blocks):
         scores = scores_of_biases(model, block.attn)
         torch.testing.assert_close(scores.amax(), torch.tensor(12.0))
         for head, (down, right) in enumerate(
-            zip(*neighbour_offsets(4, layer, grid=positions is GRID), strict=True)
+            zip(*neighbour_offsets(4, layer, grid=layout is GRID), strict=True)
         ):
-            row, column = places // width + down, places % width + right
+            row, column = positions // width + down, positions % width + right
             inside = (row >= 0) & (row < T // width) & (column >= 0) & (column < width)
             assert inside.sum() > T // 2
             neighbour = (row * width + column)[inside]
@@ -71,9 +71,9 @@ def test_scores_include_the_layer_scale() -> None:
         torch.testing.assert_close(scores.amax(), torch.tensor(5.0))
 
 
-@pytest.mark.parametrize("positions", [SEQUENCE, GRID])
-def test_only_the_qkv_biases_differ(positions: dict[str, Any]) -> None:
-    plain, local = make(**positions), make(**positions, local_start=3.0)
+@pytest.mark.parametrize("layout", [SEQUENCE, GRID])
+def test_only_the_qkv_biases_differ(layout: dict[str, Any]) -> None:
+    plain, local = make(**layout), make(**layout, local_start=3.0)
     assert plain.n_params() == local.n_params()
     others = dict(local.named_parameters())
     for name, parameter in plain.named_parameters():

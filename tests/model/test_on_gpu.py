@@ -81,14 +81,14 @@ def test_gathered_rows_have_the_gradient_of_a_lookup(compiled: bool) -> None:
     torch.compiler.reset()
     B, T, N, C = 7, 131, 256, 48
     table = torch.randn(N, C, device="cuda", requires_grad=True)
-    places = torch.stack([torch.randperm(N, device="cuda")[:T] for _ in range(B)])
+    positions = torch.stack([torch.randperm(N, device="cuda")[:T] for _ in range(B)])
     padding = torch.arange(T, device="cuda") >= torch.arange(1, T + 1, 19, device="cuda")[:, None]
-    places = places.masked_fill(padding, N - 1)  # a token may have the same place
+    positions = positions.masked_fill(padding, N - 1)  # a token may have the same position
     weights = torch.randn(B, T, C, device="cuda").masked_fill(padding[..., None], 0)
     look_up = torch.compile(gather_rows, fullgraph=True) if compiled else gather_rows
     gradients = []
-    for rows in (look_up(table, places), table[places]):
-        assert torch.equal(rows, table[places])
+    for rows in (look_up(table, positions), table[positions]):
+        assert torch.equal(rows, table[positions])
         gradients.append(torch.autograd.grad((rows * weights).sum(), table)[0])
-    # at most B rows are added per place, in another order
+    # at most B rows are added per position, in another order
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-5)

@@ -143,18 +143,18 @@ def test_far_positions_are_as_accurate_as_near_ones() -> None:
 def test_gathered_rows_have_the_gradient_of_a_lookup(
     B: int, T: int, empty: int, C: int, dtype: torch.dtype, seed: int
 ) -> None:
-    """Compare rows at a random subset of places, in random order per row, then padding."""
+    """Compare rows at a random subset of positions, in random order per row, then padding."""
     generator = torch.Generator().manual_seed(seed)
     N = T + empty
     table = torch.randn(N, C, generator=generator, dtype=torch.float64, requires_grad=True)
-    places = torch.stack([torch.randperm(N, generator=generator)[:T] for _ in range(B)])
+    positions = torch.stack([torch.randperm(N, generator=generator)[:T] for _ in range(B)])
     lengths = torch.randint(1, T + 1, (B, 1), generator=generator)
     padding = torch.arange(T) >= lengths
-    places = places.masked_fill(padding, N - 1).to(dtype)
+    positions = positions.masked_fill(padding, N - 1).to(dtype)
     weights = torch.randn(B, T, C, generator=generator, dtype=torch.float64)
     weights = weights.masked_fill(padding[..., None], 0)
     gradients = []
-    for rows in (gather_rows(table, places), table[places]):
-        assert torch.equal(rows, table[places])
+    for rows in (gather_rows(table, positions), table[positions]):
+        assert torch.equal(rows, table[positions])
         gradients.append(torch.autograd.grad((rows * weights).sum(), table)[0])
     torch.testing.assert_close(gradients[0], gradients[1])

@@ -66,12 +66,12 @@ def test_later_tokens_do_not_leak_in_causal_attention(changes: dict[str, Any]) -
     model, ids = make(causal=True, **changes), tokens()
     logits = model(ids)
     assert logits.shape == (B, T, V)
-    for place in (0, 1, 33, T - 1):
+    for position in (0, 1, 33, T - 1):
         other = ids.clone()
-        other[:, place] = (ids[:, place] + 7) % V
+        other[:, position] = (ids[:, position] + 7) % V
         changed = (model(other) - logits).abs().amax((0, 2)) > 1e-9
-        assert not changed[:place].any()
-        assert changed[place]
+        assert not changed[:position].any()
+        assert changed[position]
     bidirectional = make(causal=False, **changes)
     bidirectional.load_state_dict(model.state_dict(), strict=False)
     assert (bidirectional(ids)[:, 0] - logits[:, 0]).abs().max() > 1e-6

@@ -119,7 +119,7 @@ def _check_never_saved(run: Path, save_every: int) -> None:
 
 def newest_intact(run: Path) -> Path | None:
     """Newest checkpoint of a run whose files are all undamaged, or None."""
-    return next(filter(Checkpoint.is_whole, reversed(checkpoints(run))), None)
+    return next(filter(Checkpoint.is_intact, reversed(checkpoints(run))), None)
 
 
 def rename_damaged(run: Path, intact: Path) -> list[Path]:

@@ -111,7 +111,7 @@ class Checkpoint:
             return from_record(AdamWConfig, known, "optim")
 
     @classmethod
-    def is_whole(cls, folder: Path) -> bool:
+    def is_intact(cls, folder: Path) -> bool:
         """Whether every file that a checkpoint must have is present and undamaged."""
         try:
             checkpoint = cls._read(folder)
@@ -241,7 +241,7 @@ def _with_remedy(folder: Path) -> Iterator[None]:
     except DamageError as error:
         run = folder.parent.parent
         older = takewhile(lambda other: other != folder, checkpoints(run))
-        intact = next(filter(Checkpoint.is_whole, reversed([*older])), None)
+        intact = next(filter(Checkpoint.is_intact, reversed([*older])), None)
         remedy = (
             f"Copy it again, or resume from the intact {intact} with run.resume=previous"
             if intact

@@ -114,10 +114,10 @@ class ClassificationTask:
         return numbers[None], changes[None]
 
     def loss(self, stage: int) -> LossOf:
-        lesson = self._curriculum.lessons[stage]
+        examples = self._curriculum.stages[stage]
 
         def loss_of(model: nn.Module, numbers: Tensor, changes: Tensor) -> tuple[Tensor, Tensor]:
-            batch = lesson.batch(numbers, changes)
+            batch = examples.batch(numbers, changes)
             return target_loss(self._targets_of, self._activations, self._processes, model, batch)
 
         return loss_of
@@ -131,7 +131,7 @@ class ClassificationTask:
         text += f"  {per_s:,.0f} examples/s" if per_s else ""
         values = {
             "examples_per_s": per_s,
-            "lesson": self.stage(step - 1),
+            "stage": self.stage(step - 1),
             "memory_gib": self._processes.memory_gib(),
         }
         return Record(text, values)

@@ -63,7 +63,7 @@ def test_texts_are_cut_and_padded(texts: Path, context_length: int) -> None:
     assert isinstance(stored, Sequences)
     numbers = (11, 0, 3, 11)
     batch = as_they_are(examples, *numbers)
-    assert batch.tokens.shape == (8, context_length) and batch.places is None
+    assert batch.tokens.shape == (8, context_length) and batch.positions is None
     assert batch.lengths is not None and batch.lengths.dtype == torch.int32
     assert batch.labels.tolist() == [number % 3 for number in numbers]
     for i, number in enumerate(numbers):
@@ -83,7 +83,7 @@ def test_display_lists_become_the_images_they_tell_of(contours: Path) -> None:
     batch = as_they_are(examples, 4, 0)
     assert torch.equal(batch.tokens.view(2, 32, 32), expected[[4, 0]])
     assert batch.labels.tolist() == lists["label"][[4, 0]].tolist()
-    assert batch.lengths is None and batch.places is None
+    assert batch.lengths is None and batch.positions is None
 
 
 def test_patches_are_the_image_in_another_order(contours: Path) -> None:
@@ -92,9 +92,9 @@ def test_patches_are_the_image_in_another_order(contours: Path) -> None:
         for order in ("raster", "tiles")
     )
     image, read = as_they_are(raster, 3).tokens, as_they_are(tiles, 3)
-    assert read.places is not None
-    assert torch.equal(read.places, tile_order(32))
-    assert torch.equal(torch.zeros_like(image).scatter(1, read.places[None], read.tokens), image)
+    assert read.positions is not None
+    assert torch.equal(read.positions, tile_order(32))
+    assert torch.equal(torch.zeros_like(image).scatter(1, read.positions[None], read.tokens), image)
 
 
 def test_padding_leaves_zeros_out(contours: Path) -> None:
@@ -102,11 +102,11 @@ def test_padding_leaves_zeros_out(contours: Path) -> None:
     packed = load_examples(contours, "train", 400, config, CPU)
     image = as_they_are(load_examples(contours, "train", 1024, ExamplesConfig(path=""), CPU), 7)
     batch = as_they_are(packed, 7)
-    assert batch.lengths is not None and batch.places is not None
+    assert batch.lengths is not None and batch.positions is not None
     n = int(batch.lengths)
     assert n == (image.tokens > 0).sum()
     drawn = torch.zeros(1024, dtype=torch.uint8)
-    drawn[batch.places[0, :n]] = batch.tokens[0, :n]
+    drawn[batch.positions[0, :n]] = batch.tokens[0, :n]
     assert torch.equal(drawn, image.tokens[0])
     assert not packed.overflow
     narrow = load_examples(contours, "train", 20, config, CPU)
@@ -122,14 +122,14 @@ def test_a_share_of_zeros_comes_with_the_others(contours: Path, share: float) ->
     changes = torch.arange(2).repeat_interleave(12)
     images = load_examples(contours, "train", 1024, config, CPU).batch(numbers, changes).tokens
     batch = some.batch(numbers, changes)
-    assert batch.lengths is not None and batch.places is not None
+    assert batch.lengths is not None and batch.positions is not None
     kept = []
     for i, n in enumerate(batch.lengths.tolist()):
-        places = batch.places[i, :n]
-        assert torch.equal(batch.tokens[i, :n], images[i, places])
-        assert torch.equal(places, places.unique())
+        positions = batch.positions[i, :n]
+        assert torch.equal(batch.tokens[i, :n], images[i, positions])
+        assert torch.equal(positions, positions.unique())
         visible = torch.zeros(1024, dtype=torch.bool)
-        visible[places] = True
+        visible[positions] = True
         assert visible[images[i] > 0].all()
         kept.append(visible[images[i] == 0])
     drawn = torch.cat(kept).float()
@@ -137,10 +137,10 @@ def test_a_share_of_zeros_comes_with_the_others(contours: Path, share: float) ->
     # each image and each change of it has its own; both have the same wherever they stand
     assert len({str(x.tolist()) for x in kept}) == len(kept)
     again = some.batch(numbers[[17, 3]], changes[[17, 3]])
-    assert again.places is not None
+    assert again.positions is not None
     for i, j in enumerate((17, 3)):
         n = int(batch.lengths[j])
-        assert torch.equal(again.places[i, :n], batch.places[j, :n])
+        assert torch.equal(again.positions[i, :n], batch.positions[j, :n])
     narrow = load_examples(contours, "train", 60, config, CPU, zeros_share=share)
     narrow.batch(numbers, changes)
     assert narrow.overflow and not some.overflow

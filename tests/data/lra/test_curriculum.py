@@ -46,7 +46,7 @@ def make(folders: dict[str, str], *, rank: int = 0, world_size: int = 1, seed: i
 
 def seen(curriculum: Curriculum, step: int) -> list[int]:
     """The numbers of a step's images."""
-    batch = curriculum.lessons[curriculum.number(step)].batch(*curriculum.draw(step))
+    batch = curriculum.stages[curriculum.number(step)].batch(*curriculum.draw(step))
     assert (batch.labels == (batch.tokens[:, 0] - 1) % 2).all()
     return batch.tokens[:, 0].tolist()
 
@@ -127,7 +127,7 @@ def test_zeros_come_in_phase_by_phase(tmp_path: Path) -> None:
     ]
     config = ExamplesConfig(path=path, phases=phases)
     curriculum = Curriculum(config, 1024, 8, seed=0, rank=0, world_size=1, device=CPU)
-    batches = [curriculum.lessons[step].batch(*curriculum.draw(step)) for step in range(3)]
+    batches = [curriculum.stages[step].batch(*curriculum.draw(step)) for step in range(3)]
     for batch, share in zip(batches, (0.1, 0.5), strict=False):
         assert batch.lengths is not None and batch.tokens.shape == (8, 1000)
         zeros = batch.lengths - 512

@@ -74,14 +74,14 @@ def test_packing_keeps_the_ink_in_order(share: float) -> None:
     generator = torch.Generator().manual_seed(0)
     shown = torch.rand(7, 100, generator=generator) < share
     pixels = torch.randint(1, 256, (7, 100), generator=generator).mul(shown).to(torch.uint8)
-    tokens, lengths, places, overflow = pack_pixels(pixels, pixels > 0, 80)
+    tokens, lengths, positions, overflow = pack_pixels(pixels, pixels > 0, 80)
     assert not overflow
-    assert tokens.shape == places.shape == (7, 80)
+    assert tokens.shape == positions.shape == (7, 80)
     for i in range(7):
         ink = pixels[i].nonzero().flatten()
         n = max(1, len(ink))
         assert lengths[i] == n
-        assert torch.equal(places[i, : len(ink)], ink)
+        assert torch.equal(positions[i, : len(ink)], ink)
         assert torch.equal(tokens[i, : len(ink)], pixels[i, ink])
         if len(ink) == 0:
             assert tokens[i, 0] == 0

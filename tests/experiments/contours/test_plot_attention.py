@@ -84,7 +84,7 @@ def test_weights_give_what_the_model_computes(train, overrides: tuple[str, ...])
     )
     model = Classifier(read_config(ClassifyConfig, [str(run / "config.yaml")]).model)
     model.load_state_dict(read_best(run))
-    everything = torch.arange(len(found.places))
+    everything = torch.arange(len(found.positions))
     assert len(found.layers) == 2
     for layer, block in zip(found.layers, model.blocks, strict=True):
         weights = layer.weights(everything)
@@ -98,7 +98,7 @@ def test_weights_give_what_the_model_computes(train, overrides: tuple[str, ...])
 
 def test_rollout_is_the_product_of_the_layers(packed: Path):
     found = trace(packed, NUMBER)
-    n = len(found.places)
+    n = len(found.positions)
     product = torch.eye(n, dtype=torch.float64)
     for layer in found.layers:
         mean = layer.weights(torch.arange(n)).mean(0).double()
@@ -121,11 +121,11 @@ def test_tokens_under_markers_are_the_pixels_there(packed: Path, data: Path):
     assert isinstance(split, DisplayLists)
     image = Renderer(Pathfinder(SIZE))(split.display_lists[number : number + 1])[0]
     assert torch.equal(found.image, image)
-    assert torch.equal(found.places, image.flatten().nonzero()[:, 0])
+    assert torch.equal(found.positions, image.flatten().nonzero()[:, 0])
     assert found.label == split.labels[number]
     markers = split.display_lists["markers"][number]
     for marker, tokens in zip(markers, found.under_markers, strict=True):
-        pixels = np.stack(divmod(found.places[tokens].numpy(), SIZE), axis=1)
+        pixels = np.stack(divmod(found.positions[tokens].numpy(), SIZE), axis=1)
         off = np.abs(pixels - marker.astype(int))
         assert off.max() == 1 and len(pixels) == 9  # a disk of radius 1.5
 

@@ -89,9 +89,9 @@ def test_two_processes_share_the_batches_of_joined_sets(config: Path, tmp_path: 
         steps = []
         for batches in zip(*batches_of, strict=True):
             rows = []
-            for tokens, lengths, places, labels in batches:
+            for tokens, lengths, positions, labels in batches:
                 for row, n in enumerate(lengths.tolist()):
-                    ink = places[row, :n].tolist(), tokens[row, :n].tolist()
+                    ink = positions[row, :n].tolist(), tokens[row, :n].tolist()
                     rows.append((*ink, int(labels[row])))
             steps.append(sorted(rows))
         return steps

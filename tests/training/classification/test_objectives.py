@@ -63,9 +63,9 @@ def test_sums_of_following_tokens(lengths: torch.Tensor | None, dtype: torch.dty
     logits = logits_of(targets)
     expected = torch.zeros(3, R)
     for row in range(R):
-        for place in range(T if lengths is None else int(lengths[row])):
-            if place + 1 < (T if lengths is None else lengths[row]):
-                marks = *by_hand(logits[row, place], tokens[row, place + 1]), 1.0
+        for position in range(T if lengths is None else int(lengths[row])):
+            if position + 1 < (T if lengths is None else lengths[row]):
+                marks = *by_hand(logits[row, position], tokens[row, position + 1]), 1.0
                 expected[:, row] += torch.tensor(marks)
     torch.testing.assert_close(targets.sums(logits), expected)
     assert expected[2, 0] == (0 if lengths is not None else T - 1)
@@ -74,17 +74,17 @@ def test_sums_of_following_tokens(lengths: torch.Tensor | None, dtype: torch.dty
 @pytest.mark.parametrize("numbers", [None, torch.arange(R)])
 @pytest.mark.parametrize("lengths", [LENGTHS, None])
 def test_sums_of_hidden_tokens(lengths: torch.Tensor | None, numbers: torch.Tensor | None) -> None:
-    tokens, _, places, _ = batch()
+    tokens, _, positions, _ = batch()
     targets = partial(masked_token_targets, share=0.5)(batch(lengths=lengths), numbers)
     *inputs, hidden = targets.inputs
-    assert torch.equal(inputs[0], tokens) and torch.equal(inputs[2], places)  # pyright: ignore
+    assert torch.equal(inputs[0], tokens) and torch.equal(inputs[2], positions)  # pyright: ignore
     assert hidden is not None and hidden.dtype == torch.bool
     assert 0 < hidden.sum() < (R * T if lengths is None else lengths.sum())
     logits = logits_of(targets)
     expected = torch.zeros(3, R)
-    for row, place in hidden.nonzero().tolist():
-        assert lengths is None or place < lengths[row]
-        marks = *by_hand(logits[row, place], tokens[row, place]), 1.0
+    for row, position in hidden.nonzero().tolist():
+        assert lengths is None or position < lengths[row]
+        marks = *by_hand(logits[row, position], tokens[row, position]), 1.0
         expected[:, row] += torch.tensor(marks)
     marks = targets.sums(logits)
     torch.testing.assert_close(marks, expected)

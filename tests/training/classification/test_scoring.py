@@ -27,7 +27,7 @@ class Lookup(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
 
-    def forward(self, tokens, lengths, places):
+    def forward(self, tokens, lengths, positions):
         assert not self.training
         return tokens * self.weight
 

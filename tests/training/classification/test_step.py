@@ -45,7 +45,7 @@ class Linear(nn.Module):
         torch.manual_seed(0)
         self.layer = nn.Linear(3, 4)
 
-    def forward(self, tokens, lengths, places):
+    def forward(self, tokens, lengths, positions):
         return self.layer(tokens)
 
 
@@ -87,7 +87,7 @@ class Bigrams(nn.Module):
         torch.manual_seed(0)
         self.table = nn.Parameter(torch.randn(2, 5, 5))
 
-    def forward(self, tokens, lengths, places, hidden=None):
+    def forward(self, tokens, lengths, positions, hidden=None):
         rows = tokens if hidden is None else torch.where(hidden, 0, tokens)
         return self.table[0 if hidden is None else hidden.long(), rows]
 
