@@ -150,14 +150,14 @@ def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpu
     _, ran = tiny(*names, "2")  # one seed more
     assert sorted(trained(ran)) == ["long_seed2", "short_seed2", "short_then_long_seed2"]
     said = capsys.readouterr().out
-    assert "in full in --only): short_seed1, long_seed1, short_then_long_seed1\n" in said
+    assert "full names in --only): short_seed1, long_seed1, short_then_long_seed1\n" in said
     assert seeds_of(out) == {"short": 2, "long": 2, "short_then_long": 2}
 
     (out / "sums" / corpus.name / "short_then_long_seed1.npz").unlink()
     _, ran = tiny(*names, "2")  # and the weights that it starts with
     assert sorted(trained(ran)) == ["short_seed1", "short_then_long_seed1"]
     kept = "long_seed1, short_seed2, long_seed2, short_then_long_seed2"
-    assert f"(or name them in full in --only): {kept}\n" in capsys.readouterr().out
+    assert f"full names in --only): {kept}\n" in capsys.readouterr().out
 
     for name in ("short_seed1", "short_seed2"):  # what started with their weights is finished
         shutil.rmtree(out / name)
