@@ -40,7 +40,10 @@ def test_trains(name, tmp_path):
     if config["task"] == "language":
         tokens = config["optim"]["micro_batch_size"] * config["model"]["context_length"]
         settings.append(f"optim.batch_tokens={2 * tokens}")
-        make_text(tmp_path)
+        make_text(tmp_path, "data")
+        if "mix" in config["data"]:
+            make_text(tmp_path, "mixed")
+            settings.append(f"data.mix=[{{path: {tmp_path / 'mixed'}, weight: 1.0}}]")
     else:
         most = MAX_TOKENS // config["model"]["context_length"]
         settings.append(f"optim.batch_size={min(config['optim']['batch_size'], most)}")
@@ -52,7 +55,7 @@ def test_trains(name, tmp_path):
     assert all(math.isfinite(loss) for loss in step_losses.values())
 
 
-def make_text(folder: Path) -> None:
+def make_text(folder: Path, name: str) -> None:
     """Prepare documents with a vocabulary of nine words, enough for the longest context."""
     rng = np.random.default_rng(0)
     words = ["the", "cat", "sees", "one", "dog", "that", "hears", "a", "bird"]
@@ -61,7 +64,7 @@ def make_text(folder: Path) -> None:
         lines = (json.dumps({"text": text}) + "\n" for text in documents)
         (folder / f"{split}.jsonl").write_text("".join(lines))
     source = open_source([str(folder / "train.jsonl")], val=[str(folder / "val.jsonl")])
-    prepare(source, folder / "data", train_bpe=270)
+    prepare(source, folder / name, train_bpe=270)
 
 
 def make_examples(folder: Path, model: dict) -> None:
