@@ -156,7 +156,7 @@ class LanguageTask:
         """Record of the loss, tokens per second of the whole run, MFU, and memory of this GPU."""
         text, utilisation = loss_text(means["loss"]), None
         if per_s is None:
-            text += "  (the first step compiles: not timed)"
+            text += "  (the first step is not timed)"
         else:
             text += f"  {per_s:,.0f} tokens/s"
         memory_gib = self._processes.memory_gib()

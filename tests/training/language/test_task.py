@@ -26,7 +26,7 @@ def test_a_perplexity_that_overflows_is_not_reported(task, monkeypatch):
 
 
 def test_unknown_gpu_has_no_mfu(task, monkeypatch):
-    assert task.speed(1, {"loss": 4.0}, None).text.endswith("(the first step compiles: not timed)")
+    assert task.speed(1, {"loss": 4.0}, None).text.endswith("(the first step is not timed)")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A GPU of next year")
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**30)
     gpu = Processes(rank=0, world_size=1, device=torch.device("cuda"))
