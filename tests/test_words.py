@@ -24,6 +24,7 @@ def test_no_avoided_word(room, capsys, monkeypatch):
     ("line", "instead"),
     [
         ("the run goes on from there", "continue or resume"),
+        ("def test_a_run_goes_on():", "continue or resume"),
         ("it is checked, too.", "also"),
         ('"""Those that are on."""', "a noun phrase or an imperative"),
         ("a list is no tensor", "is not"),

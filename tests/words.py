@@ -33,10 +33,15 @@ SUBJECT = re.compile(r"[a-z0-9_./,+-]+: .+")
 
 
 def offences(text: str) -> Iterator[str]:
-    """A line for each avoided word: its line number, the line and what to write instead."""
+    """A line for each avoided word: its line number, the line and what to write instead.
+
+    Names are read as words: `goes_on` is avoided as well.
+    """
     for number, line in enumerate(text.splitlines(), 1):
+        names = re.findall(r"\w*_\w*", line)
+        words = "; ".join([line, *(name.replace("_", " ") for name in names)])
         for pattern, instead in AVOIDED.items():
-            if found := re.search(pattern, line, re.IGNORECASE):
+            if found := re.search(pattern, words, re.IGNORECASE):
                 yield f"{number}: {line.strip()!r}: write {instead} for {found.group().strip()!r}"
 
 

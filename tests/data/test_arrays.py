@@ -51,7 +51,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG)
-def test_what_a_header_declares_is_what_the_file_has(tmp_path, little_memory, content):
+def test_a_header_declares_the_contents_of_its_file(tmp_path, little_memory, content):
     path = tmp_path / "x.npy"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="header") as error:
@@ -62,7 +62,7 @@ def test_what_a_header_declares_is_what_the_file_has(tmp_path, little_memory, co
         load_npz(tmp_path / "x.npz")
 
 
-def test_what_numpy_writes_is_taken(tmp_path):
+def test_files_of_numpy_are_accepted(tmp_path):
     arrays = {"a": np.arange(6).reshape(2, 3), "b": np.array("text"), "c": np.zeros((0, 4))}
     for write in (np.savez, np.savez_compressed):
         write(tmp_path / "x.npz", **arrays)

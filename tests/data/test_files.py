@@ -153,7 +153,7 @@ def test_a_file_too_large_for_its_kind_is_not_read(tmp_path, name):
 
 
 @pytest.mark.parametrize("text", ["[" * 31 + "]" * 31, '{"a": ' * 31 + "1" + "}" * 31])
-def test_what_is_nested_deeply_is_refused(text):
+def test_deeply_nested_values_are_refused(text):
     parse_json(text[len(text.rstrip("]}1")) // 31 : -1])  # one less is taken
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json(text)

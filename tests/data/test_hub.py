@@ -39,7 +39,7 @@ def test_no_network_and_a_wrong_name_give_different_errors(no_name):
     )
 
 
-def test_what_was_downloaded_before_is_taken(no_name):
+def test_earlier_downloads_are_used(no_name):
     with from_hub("gpt2", "give a folder"):
         pass
 

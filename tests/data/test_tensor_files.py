@@ -47,7 +47,7 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (file_of(b"\xff"), "can't decode"),
     ],
 )
-def test_a_header_that_lies_is_refused(tmp_path, content, reason):
+def test_a_false_header_is_refused(tmp_path, content, reason):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(ValueError, match=reason):
         declared_shapes(tmp_path / "x")

@@ -30,7 +30,7 @@ def test_once_until_the_file_or_its_sum_changes(tmp_path):
     assert look("y") == before + 2
 
 
-def test_what_fails_is_not_remembered(tmp_path):
+def test_failures_are_not_remembered(tmp_path):
     path = tmp_path / "a"
     path.touch()
 

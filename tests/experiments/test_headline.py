@@ -19,7 +19,7 @@ def test_a_difference_is_called_what_its_interval_shows(nats, interval, said):
     assert headline._verdict({"nats": nats, "interval": interval}) == said
 
 
-def test_accuracies_stand_beside_what_the_ends_alone_give():
+def test_accuracies_come_with_the_best_guess_from_endpoints():
     run = {"stage": "pathx_dense", "test_accuracy": 90.25}
     accuracies = {"64": {"a": 0.95}, "128": {"a": 0.5, "b": 0.875}}
     results = {

@@ -20,7 +20,7 @@ def test_tables_are_replaced_whole(monkeypatch):
         pages.fill(text.replace("table: a", "table: b"))
 
 
-def test_pictures_are_drawn_beside_their_results(monkeypatch, tmp_path):
+def test_pictures_are_drawn_next_to_their_results(monkeypatch, tmp_path):
     monkeypatch.setattr(pages, "PAGES", ())
     assert all(path.exists() and path.parent == pages.RESULTS for path in pages.PICTURES)
     moved = {tmp_path / path.name: draw for path, draw in pages.PICTURES.items()}

@@ -5,7 +5,7 @@ from experiments.provenance import provenance_table
 HERE = {"device": "H100", "torch": "2.11", "triton": "3.6", "commit": "abc", "date": "2026-01-01"}
 
 
-def test_a_measurement_tells_its_own_machine():
+def test_a_measurement_names_its_own_machine():
     (line,) = provenance_table(speed={"environment": HERE, "rows": []}).splitlines()[2:]
     assert "| H100 | 2.11 | 3.6 | abc | 2026-01-01 |  |  |" in line
 

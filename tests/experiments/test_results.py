@@ -53,7 +53,7 @@ def test_a_stopped_run_leaves_its_rows_and_the_last_result(stopped):
     assert [file.name for file in stopped.parent.iterdir()] == ["speed.json"]
 
 
-def test_a_run_goes_on_after_its_finished_stages(stopped):
+def test_a_run_resumes_after_its_finished_stages(stopped):
     stages = [partial(measure, AssertionError("measured again")), *STAGES[1:]]
     rows = collect_rows(stopped, stages, share_of_first, resume=True)
     assert [row["ms"] for row in rows] == [2.0, 4.0, 6.0]
@@ -61,13 +61,13 @@ def test_a_run_goes_on_after_its_finished_stages(stopped):
     assert [file.name for file in stopped.parent.iterdir()] == ["speed.json"]
 
 
-def test_there_must_be_a_run_to_go_on_from(tmp_path):
+def test_resuming_requires_a_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="--resume: .*speed.unfinished.json does not exist"):
         collect_rows(tmp_path / "speed.json", STAGES, resume=True)
 
 
 @pytest.mark.parametrize("key", ["device", "torch", "commit", "command"])
-def test_only_the_same_run_goes_on(key, stopped, monkeypatch):
+def test_only_the_same_run_resumes(key, stopped, monkeypatch):
     here = results.environment()
     monkeypatch.setattr(
         "experiments.results.environment", lambda: {**here, key: "another", "date": "1999"}

@@ -46,7 +46,7 @@ def test_only_training_needs_gpus(tmp_path, monkeypatch):
         train_and_report([task("a", tmp_path)], reported.append, gpus_per_run=8)
 
 
-def test_who_stops_it_is_told_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_stopping_prints_how_to_resume(tmp_path, monkeypatch, capsys):
     def stop(*_):
         raise SystemExit(143)
 

@@ -93,7 +93,7 @@ def test_changes_are_drawn_where_they_are_asked_for(folders) -> None:
     assert changes("dihedral") == set(range(8))
 
 
-def test_moves_are_drawn_beside_the_changes(folders) -> None:
+def test_moves_are_drawn_with_the_changes(folders) -> None:
     def changes(shift: int) -> list[int]:
         curriculum = make(folders, phases=[], augment="mirror", shift=shift)
         return [int(x) for step in range(60) for x in curriculum.draw(step)[1].flatten()]
@@ -143,7 +143,7 @@ def test_batches_must_be_shared_equally(folders, batch_size: int, world_size: in
         make(folders, phases=phases, world_size=world_size)
 
 
-def test_lost_pixels_are_told(folders) -> None:
+def test_lost_pixels_are_reported(folders) -> None:
     curriculum = make(folders, phases=[Phase(paths=[folders["small"]], steps=1, context_length=9)],
                       zeros="padding")  # fmt: skip
     curriculum.check()

@@ -64,12 +64,12 @@ def test_values(source, value):
         ("[SM 12 ]", r"unknown symbols \['12'\]"),
     ],
 )
-def test_what_is_no_formula(source, message):
+def test_refuses_malformed_formulas(source, message):
     with pytest.raises(ValueError, match=message):
         value_of(source)
 
 
-def test_padding_is_no_token():
+def test_padding_is_not_a_token():
     with pytest.raises(ValueError, match=r"id 0, which must be in 1..15"):
         evaluate([0])
 

@@ -87,7 +87,7 @@ def test_packing_keeps_the_ink_in_order(share: float) -> None:
             assert tokens[i, 0] == 0
 
 
-def test_ink_without_room_is_told() -> None:
+def test_pixels_without_room_are_reported() -> None:
     pixels = torch.zeros(2, 10, dtype=torch.uint8)
     pixels[1, 3:8] = 9
     assert not pack_pixels(pixels, pixels > 0, 5)[-1]

@@ -131,7 +131,7 @@ def test_bad_examples_are_refused(tmp_path, examples, message):
         open_split(tmp_path / "toy", "train")
 
 
-def test_unfinished_goes_on_and_other_settings_are_refused(tmp_path):
+def test_unfinished_work_resumes_and_other_settings_are_refused(tmp_path):
     folder = tmp_path / "toy"
     with preparing(folder, sequences_manifest()) as writer:
         (writer.chunks / "0.npy").write_bytes(b"x")

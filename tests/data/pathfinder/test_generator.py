@@ -83,7 +83,7 @@ def test_lists_are_well_formed(parameters):
 
 
 @kinds
-def test_contours_go_on_where_they_point_to(parameters):
+def test_contours_continue_in_their_direction(parameters):
     """Walks every contour and distractor again: a stroke starts on the ring around the next point
     in the direction of the one before."""
     banks = {bank.margin: bank for bank in banks_of(parameters)}

@@ -47,7 +47,7 @@ def test_directions_are_those_of_the_strokes():
         assert np.cos(np.arctan2(*step) - back) > 0.4
 
 
-def test_terminal_ends_on_one_pixel_are_told_apart_by_the_label():
+def test_the_label_distinguishes_terminals_on_one_pixel():
     parameters = Pathfinder(64, 2)
     image = np.repeat(generate(parameters, 3, range(1)), 2)
     image["strokes"][:, 1] = (100, 30, 31)

@@ -67,7 +67,7 @@ def test_masks_cover_lines_and_margin(size, margin):
     assert area == pytest.approx(expected, rel=0.25)
 
 
-def test_ring_strokes_start_where_a_contour_goes_on_and_point_back():
+def test_ring_strokes_start_where_a_contour_continues_and_point_back():
     bank = _bank(128, 3)
     back = bank.angles[N_SEEDS:]
     distance = np.hypot(*bank.ring.T)

@@ -65,7 +65,7 @@ def test_a_dataset_that_changed_is_another_source(hub) -> None:
     assert before["commit"] == "c0ffee"
 
 
-def test_preparing_goes_on_where_it_was_stopped(hub, tmp_path, monkeypatch) -> None:
+def test_preparing_resumes_where_it_was_stopped(hub, tmp_path, monkeypatch) -> None:
     def open_stream():
         return open_source(["owner/corpus"], stream=True, val_ratio=0.1)
 

@@ -62,7 +62,7 @@ def test_a_file_of_two_names_is_read_once(tree):
         FileSource([str(root / "v1")], val=[str(root / "latest" / "a.txt")])
 
 
-def test_what_a_folder_leaves_out_is_counted(tree):
+def test_documents_left_out_of_a_folder_are_counted(tree):
     root = tree("a.txt", "b.md", "c.MD", "d.csv.gz", "Makefile", ".git/x.txt", ".e.txt", "s/f.png")
     (root / "empty.txt").touch()
     (root / "nowhere.txt").symlink_to(root / "absent")

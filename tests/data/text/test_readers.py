@@ -50,7 +50,7 @@ def test_line_ends_and_separators_within_a_json_text_stay(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_the_mark_of_utf_8_is_no_text(tmp_path, chunks, name):
+def test_a_utf_8_byte_order_mark_is_not_text(tmp_path, chunks, name):
     path = tmp_path / name
     data = "\ufeffone|\ufefftwo".encode()
     path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)

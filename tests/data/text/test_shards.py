@@ -230,7 +230,7 @@ def test_documents_start_where_the_ids_say(make_shards, offsets):
         TokenStream(folder, "train").verify()
 
 
-def test_offsets_that_are_no_array(make_shards):
+def test_offsets_must_be_an_array(make_shards):
     folder = make_shards([[1, 2, 3]])
     for content in (b"", b"\x93NUMPY", pickle.dumps([1, 2])):
         (folder / "train_00000.offsets.npy").write_bytes(content)

@@ -54,7 +54,7 @@ def test_kernels_that_differ_get_no_speed(error, kernels):
         next(features.measure(64, "cpu"))
 
 
-def test_times_are_told_beside_plain_attention_and_the_portable_kernels():
+def test_times_are_compared_with_plain_attention_and_the_portable_kernels():
     rows = [
         {
             "head_dim": 64,

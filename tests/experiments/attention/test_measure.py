@@ -72,7 +72,9 @@ def test_one_wrong_gradient_of_the_last_head_is_seen(measured, monkeypatch):
     assert ", " not in row["status"]
 
 
-def test_what_cannot_run_says_why_and_the_others_go_on(measured, monkeypatch, capsys):
+def test_a_contender_that_cannot_run_says_why_and_the_others_continue(
+    measured, monkeypatch, capsys
+):
     def exhausted(q, k, v):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
@@ -88,7 +90,7 @@ def test_what_cannot_run_says_why_and_the_others_go_on(measured, monkeypatch, ca
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_flash_attn_4_is_told_of_the_blocks(causal, measured, monkeypatch):
+def test_flash_attn_4_receives_the_blocks(causal, measured, monkeypatch):
     """A stand-in for the package computes what the lists say that it is given."""
     given = []
 

@@ -137,7 +137,7 @@ def test_the_picture(packed: Path, tmp_path: Path, capsys):
     assert out.stat().st_size > 10_000
 
 
-def test_what_has_no_picture_is_refused(train, packed: Path):
+def test_results_without_a_picture_are_refused(train, packed: Path):
     for number in (-1, 8):
         with pytest.raises(ValueError, match=r"must be between 0 and 7"):
             trace(packed, number)

@@ -86,7 +86,7 @@ def test_on_pairs_by_hand():
     assert low < found["ordered"] < high
 
 
-def test_tracing_is_told_from_looking_at_the_ends(data, endpoints, tmp_path, capsys):
+def test_tracing_is_distinguished_from_looking_at_the_ends(data, endpoints, tmp_path, capsys):
     generator = np.random.default_rng(1)
     labels = endpoints.labels
     distance = np.linalg.norm(np.diff(endpoints.positions, axis=1)[:, 0], axis=1)

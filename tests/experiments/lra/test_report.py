@@ -152,7 +152,7 @@ def test_report(tmp_path, capsys):
     assert picture.stat().st_size > 10_000
 
 
-def test_speeds_are_drawn_beside_the_papers():
+def test_speeds_are_drawn_next_to_the_papers():
     plain = [row | {"captured": False, "speedup": 1.5} for row in SPEED["rows"]]
     means = {"plain": SPEED["geometric_means"]["captured"], **SPEED["geometric_means"]}
     speed = {"rows": [*SPEED["rows"], *plain], "geometric_means": means}

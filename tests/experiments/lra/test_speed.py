@@ -59,7 +59,7 @@ def test_steps_are_timed_as_graphs_too(tmp_path):
     assert {"captured", "plain"} == means.keys()
 
 
-def test_another_task_stands_in_for_missing_texts(tmp_path, capsys):
+def test_another_task_replaces_missing_texts(tmp_path, capsys):
     make_tasks(tmp_path, "image", "pairs")
     timed = timed_tasks(["image", "retrieval"], tmp_path, TINY)
     paths = {task: configs["dense"].data.path for task, configs in timed.items()}
@@ -100,7 +100,7 @@ def test_wrong_attention_gets_no_speed(wrong):
         logit_difference(logits, "image")
 
 
-def test_writes_rows_and_means_and_goes_on(monkeypatch, tmp_path, capsys):
+def test_writes_rows_and_means_and_resumes(monkeypatch, tmp_path, capsys):
     make_tasks(tmp_path / "data", "image", "pathfinder32")
     broken = {"pathfinder"}
 

@@ -55,7 +55,7 @@ def reproduce(monkeypatch, tmp_path):
     return reproduce
 
 
-def test_trains_reports_and_goes_on(reproduce, tmp_path, capsys):
+def test_trains_reports_and_resumes(reproduce, tmp_path, capsys):
     tasks = ["--tasks", "image", "retrieval", "listops", "--seeds", "1", "2"]
     tasks += ["--jobs-per-gpu", "1", "--attentions", "standard", "dense"]
     reproduce.broken = True
@@ -97,7 +97,7 @@ def test_trains_reports_and_goes_on(reproduce, tmp_path, capsys):
     assert len(json.loads(report.read_text())["rows"]) == 5
 
 
-def test_a_stopped_run_goes_on(reproduce, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes(reproduce, tmp_path, monkeypatch):
     options = ["--tasks", "image", "--attentions", "dense", "--seeds", "1"]
     save = train.CheckpointSaver.save
 
@@ -156,7 +156,7 @@ def test_children_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["image", "listops"])
-def test_what_is_timed_is_what_is_trained(task, tmp_path):
+def test_the_timed_model_is_the_trained_one(task, tmp_path):
     """experiments.lra.speed's steps leave the weights that train.py's leave."""
     make_tasks(tmp_path, task)
     arguments = [

@@ -73,7 +73,7 @@ def arguments(*attentions: str) -> argparse.Namespace:
     return argparse.Namespace(**folders, contexts=[4096], seeds=[2], attentions=attentions, set=[])
 
 
-def test_what_a_run_has_beside_dense_attention() -> None:
+def test_runs_differ_in_their_attention_only() -> None:
     args = arguments(*ATTENTIONS)
     configs = dict(zip(ATTENTIONS, (run.config for run in make_runs(args)), strict=True))
     assert [config.model.window_size for config in configs.values()] == [None, 512, None]

@@ -14,7 +14,7 @@ def made_up_run(stage, seed, accuracy, attention="dense"):
     }  # fmt: skip
 
 
-def test_bars_stand_beside_what_the_paper_has():
+def test_bars_are_next_to_those_of_the_paper():
     runs = [
         made_up_run("path64", 1, 70.0),  # a stage on the way, which the paper has no number of
         made_up_run("pathx", 1, 90.0),

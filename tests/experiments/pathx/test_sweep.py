@@ -101,7 +101,7 @@ def test_a_stage_needs_the_one_before(tiny: Path):
 
 
 @pytest.mark.parametrize("key", ["run.seed", "run.out_dir", "run.init_from"])
-def test_what_follows_from_arguments_is_not_set(tiny: Path, key: str):
+def test_settings_that_follow_from_arguments_cannot_be_set(tiny: Path, key: str):
     with pytest.raises(ValueError, match=rf"{key} for each run. Use --"):
         make_runs(["path64"], [1], tiny / "out", [f"{key}=3"])
 

@@ -135,7 +135,7 @@ def test_a_slow_link_is_waited_for(monkeypatch, n_gpus, link):
     assert growth.seconds(262_144, n_gpus) > 2 * fast
 
 
-def test_what_is_larger_than_a_receive_buffer_goes_by_nccl(monkeypatch):
+def test_tensors_larger_than_a_receive_buffer_use_nccl(monkeypatch):
     growth = Growth(DENSE, per_token=1e-6, per_pair=1e-12)
     small, large = (growth.seconds(n, 2) for n in (2**19, 2**20))
     monkeypatch.setattr("experiments.scale.model.COPIED", 1e9)

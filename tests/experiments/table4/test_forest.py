@@ -53,7 +53,7 @@ def test_numbers_and_marks_are_those_of_the_results(results):
     assert len(far) > 2
 
 
-def test_what_was_not_trained_has_no_row(results):
+def test_untrained_models_have_no_row(results):
     larger, smaller = results
     (corpus,) = larger["comparisons"]
     rows = [r for r in larger["comparisons"][corpus] if r["label"] == "1k_then_4k"]

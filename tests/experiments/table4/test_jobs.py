@@ -144,7 +144,7 @@ def test_butterfly_is_trained_as_long_as_dense_attention(tmp_path):
 @pytest.mark.parametrize(
     ("slow", "fast"), [("1k_then_16k", "1k_then_16k_butterfly"), ("1k_then_4k", "1k_then_1k")]
 )
-def test_a_faster_model_goes_on_as_long_as_a_slower_one(tmp_path, slow, fast):
+def test_a_faster_model_trains_as_long_as_a_slower_one(tmp_path, slow, fast):
     name = f"{fast}_same_time"
     jobs = {j.name: j for j in jobs_of([name], tmp_path)}
     assert set(jobs) == {"1k", slow, fast, name}
@@ -173,7 +173,7 @@ def test_a_run_is_finished_with_its_last_checkpoint(tmp_path):
     assert not job.is_finished
 
 
-def test_what_a_run_took_is_in_its_folder_or_its_sums(tmp_path, scored, stream, base):
+def test_the_cost_of_a_run_is_in_its_folder_or_its_sums(tmp_path, scored, stream, base):
     folder, sums = tmp_path / "1k_seed2", tmp_path / "sums"
     assert training_cost(folder, sums) is None
     (run,), text = added_up([scored("1k", {LONG: base}, seed=2)], stream)  # in this very folder
@@ -223,7 +223,7 @@ def test_sums_of_other_runs_are_refused(tmp_path, scored, stream, base, corpus):
             check_texts([job], tmp_path / "sums", corpus, folders=False)
 
 
-def test_1k_models_go_on_with_equal_tokens_at_every_context(tmp_path):
+def test_1k_models_continue_with_equal_tokens_at_every_context(tmp_path):
     names = [n for n in MODELS if n.startswith("1k_then_") and not n.endswith("_same_time")]
     configs = {j.name: j.config for j in jobs_of(names, tmp_path) if j.name != "1k"}
     assert len(configs) == 7

@@ -29,7 +29,7 @@ def made_up_runs():
     return [*first, *second]
 
 
-def test_curves_go_on_where_the_first_part_ends(made_up_runs):
+def test_curves_continue_where_the_first_part_ends(made_up_runs):
     assert curves(made_up_runs) == {
         "first": [
             {"tokens": 50, "gpu_hours": 1.0, "val_loss": 4.5},

@@ -132,7 +132,7 @@ def test_machines_share_the_seeds(tiny, tmp_path):
     assert seeds_of(out) == {"short": 2, "long": 2, "long_from_short": 2}
 
 
-def test_what_is_finished_here_can_be_started_from(tiny):
+def test_a_finished_run_can_be_continued_by_another(tiny):
     names = ("--models", "short", "short_then_long", "--seeds", "1", "--only")
     tiny(*names, "short_seed1")
     _, ran = tiny(*names, "short_then_long_seed1")
@@ -201,7 +201,7 @@ def test_times_are_of_one_machine(tiny, corpus):
     assert sorted(trained(ran)) == ["long_from_short_seed1", "long_seed1", "short_seed1"]
 
 
-def test_a_run_that_was_begun_anew_is_trained_to_its_end(tiny):
+def test_a_restarted_run_is_trained_to_its_end(tiny):
     names = ("--models", "short", "--seeds", "1")
     out, _ = tiny(*names)
     (out / "short_seed1" / METRICS).write_text("")  # stopped before its first evaluation
@@ -306,7 +306,7 @@ def test_a_context_between_those_of_a_sweep_can_be_added_to_it(tiny):
         tiny("--models", "short", "long", "longest", *histories, "--stride", "4", "64")
 
 
-def test_what_cannot_be_scored_or_reported_is_refused_before_training(tiny, corpus, tmp_path):
+def test_runs_that_cannot_be_scored_or_reported_are_refused_before_training(tiny, corpus, tmp_path):
     elsewhere = shutil.copytree(corpus, tmp_path / corpus.name)
     other = shutil.copytree(corpus, tmp_path / "other")
     manifest = other / "manifest.json"

@@ -196,7 +196,7 @@ def test_sums_of_half_a_run_or_of_another_text_or_run_are_not_reported(
         report_only(tiny, monkeypatch, *names)
 
 
-def test_what_is_extended_is_reported_without_its_first_part_but_not_without_its_cost(
+def test_an_extended_run_is_reported_without_its_first_part_but_with_its_cost(
     tiny, monkeypatch, corpus, capsys
 ):
     names = ["short", "short_then_long"]

@@ -71,7 +71,7 @@ def test_medium_ends_where_its_memory_does(losses, tmp_path, monkeypatch):
     }
 
 
-def test_a_butterfly_is_measured_beside_dense_attention(losses, tmp_path, monkeypatch):
+def test_a_butterfly_is_measured_next_to_dense_attention(losses, tmp_path, monkeypatch):
     measured = {"first_loss": 10.9, "step_s": 0.1, "peak_gib": 1.0, "parts": {}}
     configs = []
 

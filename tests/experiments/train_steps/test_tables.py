@@ -15,7 +15,7 @@ def made_up_row(context_length, name, tokens_per_s):
     }
 
 
-def test_speeds_are_told_beside_nanogpts():
+def test_speeds_are_reported_next_to_nanogpts():
     rows = [made_up_row(n, "ours", 300_000) for n in (1024, 4096)]
     rows.append(made_up_row(4096, "nanoGPT, cuDNN", 240_000))
     alone, compared = draw_speed({"rows": rows}).axes
