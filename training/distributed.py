@@ -20,6 +20,9 @@ from kernels.context.exchange import receive_buffer_bytes
 
 T = TypeVar("T")
 
+_left_groups: list[dist.ProcessGroup | None] = []
+"""Gloo groups that were left, so that DDP does not destroy them; see `Processes.leave`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
@@ -122,6 +125,10 @@ class Processes:
     def leave(self) -> None:
         """Leave the process group, on all processes: no communication is possible afterwards."""
         if dist.is_initialized():
+            # Destroying a Gloo group joins its threads. DDP would do so while it holds the GIL, and
+            # a thread that still has to free a tensor needs the GIL: a deadlock.
+            if dist.get_backend() == "gloo":
+                _left_groups.append(dist.group.WORLD)
             dist.destroy_process_group()
 
     def barrier(self) -> None:
