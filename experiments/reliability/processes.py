@@ -4,15 +4,18 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.distributed import TCPStore
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["train"])
+_stores: WeakKeyDictionary[ForkServerProcess, TCPStore] = WeakKeyDictionary()
+"""Server of the rendezvous of each process's group, which ends with the last process object."""
 
 
 def start_process(function: Callable[..., object], *arguments: object) -> ForkServerProcess:
@@ -33,12 +36,15 @@ def start_group(
     n: int, logs: list[Path], function: Callable[..., object], *arguments: object
 ) -> list[ForkServerProcess]:
     """Start n processes that form a group like torchrun's; their stderr goes to `logs`."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    return [
-        start_process(_as_rank, rank, n, port, log, function, arguments)
+    # This process serves the rendezvous, as torchrun does: a port that rank 0 opened later could be
+    # taken by then.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = [
+        start_process(_as_rank, rank, n, store.port, log, function, arguments)
         for rank, log in enumerate(logs)
     ]
+    _stores.update(dict.fromkeys(processes, store))
+    return processes
 
 
 def call_on_processes(
@@ -71,6 +77,7 @@ def _as_rank(
 ) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     torch.set_num_threads(1)
     log.write_text("")
     print_to(Path(os.devnull), log)
