@@ -1,7 +1,7 @@
 """Headline results: the table of README.md, one question per row."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evaluation.results import Row
 from experiments.harness import Result
@@ -159,6 +159,30 @@ def _dense(results: Results) -> tuple[str, str]:
     peers = [row for name, row in rows.items() if not name.startswith("ours")]
     ours, best = rows["ours"], min(peers, key=lambda row: row["both_ms"])
     return speeds(ours), f"{best['name']}: {speeds(best)}"
+
+
+def attention_limit(result: Result) -> str:
+    """Format the limit of README.md that counts the passes in which a peer is faster."""
+    shapes: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in result["rows"]:
+        if row["status"] == "ok":
+            shape = tuple(row[key] for key in ("seq_len", "head_dim", "causal", "mask"))
+            shapes.setdefault(shape, {})[row["name"]] = row
+    counts, gains = [], []
+    for direction in ("forward", "backward"):
+        key = f"{direction}_ms"
+        ratios = [
+            rows["ours"][key]
+            / min(row[key] for name, row in rows.items() if not name.startswith("ours"))
+            for rows in shapes.values()
+        ]
+        slower = [ratio for ratio in ratios if ratio > 1]
+        counts.append(f"{len(slower)} of {len(ratios)} {direction}")
+        gains.append(f"{max(slower, default=1) - 1:.0%}")
+    return (
+        f"- A peer is faster in {' and '.join(counts)} passes on an H100, by up to "
+        f"{' and '.join(gains)}.\n"
+    )
 
 
 def _training_step(results: Results) -> tuple[str, str]:

@@ -66,6 +66,7 @@ TABLES: dict[str, Callable[[], str]] = {
         headline.headline,
         **{name: name for name in ("train_speed", "attention_hopper", "scale_longest")},
     ),
+    "attention_limit": _of(headline.attention_limit, "attention_hopper"),
     "results": _of(headline.results_table, **{name: name for name in headline.RESULTS}),
     "provenance": _of(provenance.provenance_table, **{name: name for name in provenance.RESULTS}),
     "train_speed": _of(train_steps.speed_table, "train_speed"),

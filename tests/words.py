@@ -38,8 +38,8 @@ def offences(text: str) -> Iterator[str]:
     Names are read as words: `goes_on` is avoided as well.
     """
     for number, line in enumerate(text.splitlines(), 1):
-        names = re.findall(r"\w*_\w*", line)
-        words = "; ".join([line, *(name.replace("_", " ") for name in names)])
+        names = [word.replace("_", " ") for word in re.findall(r"\w+", line) if "_" in word]
+        words = "; ".join([line, *names])
         for pattern, instead in AVOIDED.items():
             if found := re.search(pattern, words, re.IGNORECASE):
                 yield f"{number}: {line.strip()!r}: write {instead} for {found.group().strip()!r}"

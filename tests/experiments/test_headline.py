@@ -50,6 +50,27 @@ def test_the_best_peer_is_the_fastest_that_ran():
     assert answer == ("250 / 500 TFLOP/s", "good: 200 / 400 TFLOP/s")
 
 
+def test_passes_with_a_faster_peer_are_counted():
+    def rows(length, ours, **peers):
+        shape = {"seq_len": length, "head_dim": 64, "causal": True, "mask": "dense", "status": "ok"}
+        named = {"ours": ours, "ours, portable": (1.0, 1.0), **peers}
+        return [
+            {"name": name, **shape, "forward_ms": forward, "backward_ms": backward}
+            for name, (forward, backward) in named.items()
+        ]
+
+    failed = {"name": "math", "status": "out of memory"}
+    found = [
+        *rows(1024, (2.0, 11.0), good=(3.0, 10.0), slow=(9.0, 90.0)),
+        *rows(4096, (4.2, 6.0), good=(5.0, 5.0), other=(4.0, 7.0)),
+        failed,
+    ]
+    assert headline.attention_limit({"rows": found}) == (
+        "- A peer is faster in 1 of 2 forward and 2 of 2 backward passes on an H100, "
+        "by up to 5% and 20%.\n"
+    )
+
+
 def test_each_question_has_two_answers_and_a_place():
     results = {name: read_result(RESULTS / f"{name}.json") for name in headline.RESULTS}
     lines = headline.results_table(**results).splitlines()[2:]
