@@ -70,6 +70,7 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
     return_lse: bool = False,
     deterministic: bool = False,
     impl: str | None = None,
+    **unknown: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention, softmax(q k^T * softmax_scale) v, in memory linear in the sequence length.
 
@@ -130,9 +131,12 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
 
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
+        TypeError: an argument does not exist; the message names ours for those of other packages.
 
     Source: FlashAttention (arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691).
     """
+    if unknown:
+        check_keywords("flash_attention", unknown)
     if not (isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)):
         check_tensors(q=q, k=k, v=v)
     out, lse = _attend(
@@ -221,13 +225,30 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Check and dispatch a call: out, and lse or None if it is not returned.
 
-    `inputs` are q, k and v, or qkv. The checks and the choice of an implementation take more CPU
-    time than a short kernel runs. They depend only on shapes, strides, dtypes, devices and options,
-    so for plain tensors the result is cached.
+    `inputs` are q, k and v, or qkv.
     """
     inputs = in_autocast_dtypes(*inputs)
     tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
     is_plain = is_plain_call(*inputs, *tensors)
+    chosen, options = decide(inputs, impl, mask=mask, is_plain=is_plain, **arguments)
+    return compute(inputs, chosen, options, is_plain=is_plain)
+
+
+def decide(
+    inputs: tuple[Tensor, ...], impl: str | None, *, mask: BlockSparseMask | None = None,
+    is_plain: bool, **arguments: Any,
+) -> tuple[str, AttentionOptions]:  # fmt: skip
+    """Check a call: the name of the implementation that serves it, and the options to pass to it.
+
+    The checks and the choice of an implementation take more CPU time than a short kernel runs. They
+    depend only on shapes, strides, dtypes, devices and options, so the result is cached.
+
+    Args:
+        inputs: q, k and v, or qkv.
+        is_plain: `is_plain_call` of the inputs and of tensors among the arguments; otherwise,
+            nothing is cached.
+        arguments: of `flash_attention`.
+    """
     if mask is None:
         decisions = _DECISIONS
     else:
@@ -236,23 +257,21 @@ def _attend(
     decision = None if key is None else decisions.get(key)
     if decision is not None:
         chosen, options, needs_tensors = decision
-        if needs_tensors:
-            options = _with_tensors(options, inputs, arguments)
-    else:
-        q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
-        options = make_options(q, k, v, mask=mask, **arguments)
-        chosen = pick(impl, q, k, v, options)
-        if chosen in IMPLEMENTATIONS:
-            options = options.for_kernels(q, k, chosen)
-        # Options that hold a mask are not cached: the cache is an attribute of that mask, which
-        # would then keep itself alive.
-        if key is not None and options.mask is None:
-            options = options._replace(launches={})
-            if len(decisions) >= _MAX_DECISIONS:
-                decisions.clear()
-            needs_tensors = options.has_tensors or options.dropout_p > 0
-            decisions[key] = _Decision(chosen, options.without_tensors(), needs_tensors)
-    return compute(inputs, chosen, options, is_plain=is_plain)
+        return chosen, _with_tensors(options, inputs, arguments) if needs_tensors else options
+    q, k, v = inputs if len(inputs) == 3 else inputs[0].unbind(2)
+    options = make_options(q, k, v, mask=mask, **arguments)
+    chosen = pick(impl, q, k, v, options)
+    if chosen in IMPLEMENTATIONS:
+        options = options.for_kernels(q, k, chosen)
+    # Options that hold a mask are not cached: the cache is an attribute of that mask, which would
+    # then keep itself alive.
+    if key is not None and options.mask is None:
+        options = options._replace(launches={})
+        if len(decisions) >= _MAX_DECISIONS:
+            decisions.clear()
+        needs_tensors = options.has_tensors or options.dropout_p > 0
+        decisions[key] = _Decision(chosen, options.without_tensors(), needs_tensors)
+    return chosen, options
 
 
 def _decision_key(

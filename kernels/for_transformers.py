@@ -7,16 +7,16 @@ stored, so memory stays linear. Masks in which the keys of a query are not one r
 """
 
 import inspect
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .attention import IMPLS, flash_attention
+from .tensor_cache import TensorCache, is_traced
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key), integers that broadcast -> bool: whether the query sees the key."""
@@ -238,9 +238,8 @@ def attention_of_layer(
     return out[..., :value_dim], None
 
 
-# Document starts by position_ids, which all layers of a model share, and the version of that tensor
-# for which they were computed.
-_STARTS: MutableMapping[Tensor, tuple[int, Tensor | None]] = WeakTensorKeyDictionary()
+# Document starts by position_ids, which all layers of a model share.
+_STARTS: TensorCache[Tensor | None] = TensorCache()
 
 
 def _document_starts(position_ids: Tensor | None) -> Tensor | None:
@@ -252,21 +251,15 @@ def _document_starts(position_ids: Tensor | None) -> Tensor | None:
     """
     if position_ids is None or position_ids.dim() != 2:
         return None
-    # Compilation is tested first: it cannot trace the rest. Memory of a CUDA graph is not cached,
-    # because calls outside the graph must not read it.
-    if torch.compiler.is_compiling() or (
-        position_ids.is_cuda and torch.cuda.is_current_stream_capturing()
-    ):
+    if is_traced(position_ids):
         return _row_minima(position_ids)
-    # Tensors of inference mode have no version, so nothing is cached for them.
-    version = None if position_ids.is_inference() else position_ids._version
-    cached, starts = _STARTS.get(position_ids, (-1, None))
-    if version is None or cached != version:
-        starts = _row_minima(position_ids)
-        starts = starts if starts.any() else None
-        if version is not None:
-            _STARTS[position_ids] = version, starts
-    return starts
+    return _STARTS.get(position_ids, _starts_if_any)
+
+
+def _starts_if_any(position_ids: Tensor) -> Tensor | None:
+    """Starts of the documents, or None if all are 0."""
+    starts = _row_minima(position_ids)
+    return starts if starts.any() else None
 
 
 def _row_minima(position_ids: Tensor) -> Tensor:

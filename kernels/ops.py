@@ -145,12 +145,29 @@ def _q_k_v(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _launch_fwd(
-    q: Tensor, k: Tensor, v: Tensor, impl: str, options: AttentionOptions
-) -> tuple[Tensor, Tensor]:
-    """Run the forward pass: out (B, T_q, H, D), contiguous, and lse (B, H, T_q)."""
+def launch_fwd(
+    q: Tensor, k: Tensor, v: Tensor, impl: str, options: AttentionOptions,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Run the forward pass: out (B, T_q, H, D), contiguous unless it is given, lse (B, H, T_q)."""
     with on_device(q.device):
-        return module_of(impl, backward=False).attn_fwd(q, k, v, options)
+        return module_of(impl, backward=False).attn_fwd(q, k, v, options, out)
+
+
+def launch_bwd(
+    grads: tuple[Tensor, Tensor | None], inputs: Sequence[Tensor], results: tuple[Tensor, Tensor],
+    impl: str, options: AttentionOptions, input_grads: Sequence[Tensor],
+) -> None:  # fmt: skip
+    """Run the backward pass.
+
+    Args:
+        grads: dout and dlse; inputs: q, k and v, or one tensor of them; results: out and lse.
+        input_grads: written; as the inputs, with any strides that they may have.
+    """
+    with on_device(inputs[0].device):
+        module_of(impl, backward=True).attn_bwd(
+            *grads, *_q_k_v(inputs), *results, options, _q_k_v(input_grads)
+        )
 
 
 @operator(
@@ -163,7 +180,7 @@ def _launch_fwd(
 )
 def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
     """Return out (B, T_q, H, D) and lse (B, H, T_q); options are fields of `AttentionOptions`."""
-    return _launch_fwd(q, k, v, impl, AttentionOptions(*options))
+    return launch_fwd(q, k, v, impl, AttentionOptions(*options))
 
 
 # For q, k and v in one tensor (B, T, 3, H, D). Its gradient is one tensor as well, and the kernels
@@ -177,25 +194,18 @@ def _attn_fwd(q: Tensor, k: Tensor, v: Tensor, impl: str, *options: Any) -> tupl
     flops=_packed_flops,
 )
 def _attn_packed_fwd(qkv: Tensor, impl: str, *options: Any) -> tuple[Tensor, Tensor]:
-    return _launch_fwd(*_q_k_v((qkv,)), impl, AttentionOptions(*options))
+    return launch_fwd(*_q_k_v((qkv,)), impl, AttentionOptions(*options))
 
 
 def _input_gradients(
     grads: tuple[Tensor, Tensor | None], inputs: Sequence[Tensor], results: tuple[Tensor, Tensor],
     impl: str, options: AttentionOptions,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k and v, or of one tensor of them: contiguous, in their shapes and dtype.
-
-    Args:
-        grads: dout and dlse; inputs: q, k and v, or one tensor; results: out and lse.
-    """
+    """Gradients of q, k and v, or of one tensor of them: contiguous, in their shapes and dtype."""
     input_grads = tuple(
         [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     )
-    with on_device(inputs[0].device):
-        module_of(impl, backward=True).attn_bwd(
-            *grads, *_q_k_v(inputs), *results, options, _q_k_v(input_grads)
-        )
+    launch_bwd(grads, inputs, results, impl, options, input_grads)
     return input_grads
 
 
@@ -258,7 +268,7 @@ def attention(
         forward = attn_packed_fwd if len(inputs) == 1 else attn_fwd
         return forward(*inputs, impl, *options[:N_OPERATOR_OPTIONS])
     if is_plain and not torch.is_grad_enabled():
-        return _launch_fwd(*_q_k_v(inputs), impl, options)
+        return launch_fwd(*_q_k_v(inputs), impl, options)
     results = _Attention.apply(options.sinks, (impl, options, is_plain), *inputs)
     return (results, None) if isinstance(results, Tensor) else results
 
@@ -276,7 +286,7 @@ class _Attention(torch.autograd.Function):
         # The options hold the sinks as well: they are an argument only to get a gradient.
         impl, options, is_plain = call
         if is_plain:
-            out, lse = _launch_fwd(*_q_k_v(inputs), impl, options)
+            out, lse = launch_fwd(*_q_k_v(inputs), impl, options)
         else:
             forward = attn_packed_fwd if len(inputs) == 1 else attn_fwd
             # Skip the operator's own autograd formula, which this function replaces.

@@ -299,14 +299,35 @@ def check_keywords(function: str, keywords: Mapping[str, object]) -> None:
     """Refuse keyword arguments of `function` that are not options of attention.
 
     Raises:
-        TypeError: as Python raises for an unknown keyword.
+        TypeError: as Python raises for an unknown keyword, with our name for one of other packages.
     """
     for name in keywords:
-        if name not in KEYWORDS:
-            raise TypeError(
-                f"{function}() got an unexpected keyword argument {name!r}: it takes "
-                f"{', '.join(KEYWORDS)} and arguments of its own"
-            )
+        if name in KEYWORDS:
+            continue
+        ours = _EQUIVALENTS.get(name)
+        advice = f"it takes {', '.join(KEYWORDS)} and arguments of its own"
+        if ours is not None:
+            advice = f"{ours} (docs/migrating.md)"
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}: {advice}")
+
+
+_CU_SEQLENS = "pass doc_start, or call papilio.flash_attn.flash_attn_varlen_func"
+_EQUIVALENTS = {
+    "is_causal": "pass causal, which aligns at the bottom right if T_q != T_k",
+    "scale": "pass softmax_scale",
+    "attn_mask": "pass causal, window_size, doc_start, kv_lengths or a BlockSparseMask as mask",
+    "attention_mask": "pass kv_lengths for padding, doc_start for packed documents",
+    "key_padding_mask": "pass kv_lengths, the number of keys before the padding",
+    "enable_gqa": "k and v may have fewer heads than q without it",
+    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"), _CU_SEQLENS),
+    **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), _CU_SEQLENS),
+    "alibi_slopes": "ALiBi is not supported: use rotary positions, or PyTorch's FlexAttention",
+    "return_attn_probs": "pass return_lse for the log-sum-exp; the weights are never formed",
+    "block_mask": "pass mask=BlockSparseMask(layout, block_size)",
+    "score_mod": "pass softcap or sinks; other changes to scores are not supported",
+    "sliding_window": "pass window_size, in keys that a query sees, itself included",
+}
+"""Advice for keyword arguments of PyTorch's SDPA and FlexAttention and of flash-attn."""
 
 
 def _check_numbers(

@@ -1,4 +1,4 @@
-"""Public package of Papilio: `papilio.kernels`, and attention for transformers.
+"""Public package of Papilio: `papilio.kernels`, and attention for PyTorch and transformers.
 
 A wheel contains only this package, with kernels/ of the checkout as `papilio.kernels`. In a
 checkout, `papilio.kernels` and `kernels` are the same package (kernels/one_copy.py).
@@ -10,8 +10,9 @@ _FOLDER = Path(__file__).parent
 if not (_FOLDER / "kernels").is_dir():  # in a checkout, installed or not
     __path__.append(str(_FOLDER.parent))
 
+from .kernels.for_torch import register_with_torch, unregister_with_torch  # noqa: E402  # pyright: ignore
 from .kernels.for_transformers import register_with_transformers  # noqa: E402  # pyright: ignore
 
 del __path__[1:]  # so that the rest of the checkout is not in this package
 
-__all__ = ["register_with_transformers"]
+__all__ = ["register_with_torch", "register_with_transformers", "unregister_with_torch"]

@@ -30,7 +30,9 @@ NAMES = {
     "mask/patterns": "butterfly sliding_window global_blocks strided random",
     "context/interface": "context_attention",
     "context/group": "ContextGroup ContextGroup.shard ContextGroup.unshard ContextGroup.positions",
+    "for_torch": "register_with_torch unregister_with_torch",
     "for_transformers": "register_with_transformers",
+    "flash_attn": "flash_attn_func flash_attn_varlen_func",
     "fused/cross_entropy": "linear_cross_entropy",
     "fused/gelu_mlp": "gelu_mlp",
     "fused/layer_norm": "add_layer_norm",
@@ -74,6 +76,8 @@ def package(file: Path, name: str) -> str:
     for folder, exporter in (("papilio", "papilio"), ("kernels", "papilio.kernels")):
         if f'"{name}"' in (ROOT / folder / "__init__.py").read_text():
             return exporter
+    if (ROOT / "papilio" / file.name).exists():
+        return f"papilio.{file.stem}"
     return f"papilio.{'.'.join(file.relative_to(ROOT).with_suffix('').parts)}"
 
 

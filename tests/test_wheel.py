@@ -29,6 +29,13 @@ for impl in ("triton", "reference"):
     results[impl] = (out, *torch.autograd.grad(out.square().sum(), (q, k, v)))
 for got, expected in zip(*results.values(), strict=True):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+from papilio.flash_attn import flash_attn_func
+torch.testing.assert_close(flash_attn_func(q, k, v), flash_attention(q, k, v))
+papilio.register_with_torch()
+heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+out = torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
+torch.testing.assert_close(out, flash_attention(q, k, v))
+papilio.unregister_with_torch()
 papilio.register_with_transformers()
 from transformers import LlamaConfig, LlamaForCausalLM
 sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
@@ -60,7 +67,7 @@ def test_installs_one_package(wheel: Path) -> None:
     installed = {f.relative_to("papilio/kernels") for f in files if f.parts[1] == "kernels"}
     assert installed == kernels
     others = {f for f in files if f.parts[0] == "papilio" and f.parts[1] != "kernels"}
-    assert others == {Path("papilio/__init__.py")}
+    assert others == {Path("papilio/__init__.py"), Path("papilio/flash_attn.py")}
 
 
 def test_requires_only_what_attention_needs(wheel: Path) -> None:

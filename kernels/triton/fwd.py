@@ -131,17 +131,21 @@ def attn_fwd_kernel(
     store_tile(out, batch, head, start_m, seq_q, acc, HEAD_DIM, BLOCK_M, BLOCK_D)
 
 
-def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
+def attn_fwd(
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Launch the forward kernel.
 
     Args:
         q: (B, T_q, H, D) fp16, bf16 or fp32, last dimension contiguous; k, v: (B, T_k, H_kv, D).
+        out: written, last dimension contiguous; None: a contiguous tensor is allocated.
 
     Returns:
         out (B, T_q, H, D) in the dtype of q and lse (B, H, T_q) fp32, natural logarithm.
     """
     batch, seq_q, n_head, head_dim = q.shape
-    out = torch.empty((batch, seq_q, n_head, head_dim), dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty((batch, seq_q, n_head, head_dim), dtype=q.dtype, device=q.device)
     lse = torch.empty((batch, n_head, seq_q), dtype=torch.float32, device=q.device)
     tiles = forward_tiles(q, k, options)
     shared = launch_options(q, k, options)

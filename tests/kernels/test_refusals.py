@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from kernels import flash_attention
+from kernels import flash_attention, flash_attention_packed
 from kernels.attention import IMPLS
 from kernels.limits import MAX_HEAD_DIM
 from kernels.mask.block_mask import BlockSparseMask
@@ -186,3 +186,31 @@ def test_works_without_triton_and_without_a_gpu():
     )
     env = {**os.environ, "TRITON_INTERPRET": "0"}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("is_causal", "causal"),
+        ("scale", "softmax_scale"),
+        ("attn_mask", "kv_lengths"),
+        ("enable_gqa", "fewer heads"),
+        ("cu_seqlens", "doc_start"),
+        ("alibi_slopes", "rotary"),
+        ("key_padding_mask", "kv_lengths"),
+        ("block_mask", "BlockSparseMask"),
+    ],
+)
+def test_arguments_of_other_packages_are_refused_with_ours(theirs, ours):
+    q, k, v = make_qkv(1, 4, 4, 1, 1, 16)
+    for function, inputs in (
+        (flash_attention, (q, k, v)),
+        (flash_attention_packed, (torch.stack((q, k, v), 2),)),
+    ):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{theirs}': .*{ours}"):
+            function(*inputs, **{theirs: True})
+
+
+def test_unknown_arguments_are_refused_with_the_valid_ones():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'window': it takes causal, "):
+        flash_attention(*make_qkv(1, 4, 4, 1, 1, 16), window=3)

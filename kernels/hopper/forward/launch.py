@@ -40,22 +40,25 @@ def compile_fwd(plan: Plan, dtype: torch.dtype) -> Any:
     return compile_kernel(attn_fwd_kernel, types, plan)
 
 
-def attn_fwd(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor]:
+def attn_fwd(
+    q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Launch the forward kernel.
 
     Args:
         q: (B, T_q, H, D) fp16 or bf16, D up to 256; k, v: (B, T_k, H_kv, D). Strides and options
             as `kernels.hopper.unsupported_reason` requires.
+        out: written, with such strides; None: a contiguous tensor is allocated.
 
     Returns:
         out (B, T_q, H, D) in the dtype of q and lse (B, H, T_q) fp32, natural logarithm.
     """
     launches = options.launches
     if launches is None:
-        return ForwardLaunch(q, k, options)(q, k, v, options)
+        return ForwardLaunch(q, k, options)(q, k, v, options, out)
     if "forward" not in launches:
         launches["forward"] = ForwardLaunch(q, k, options)
-    return launches["forward"](q, k, v, options)
+    return launches["forward"](q, k, v, options, out)
 
 
 class ForwardLaunch:
@@ -84,10 +87,11 @@ class ForwardLaunch:
         )  # fmt: skip
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions
+        self, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions, out: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         device = self._device
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if out is None:
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty(self._lse_shape, dtype=torch.float32, device=device)
         stream = current_stream(device.index)
         q_map, q = self._q_map(q)
