@@ -32,7 +32,7 @@ from experiments.reliability.table import reliability_table
 from experiments.scale import report as scale
 from experiments.table4 import forest
 from experiments.table4 import report as table4
-from experiments.train_steps import first_step, saving, transformers_step
+from experiments.train_steps import first_step, registered_step, saving, transformers_step
 from experiments.train_steps import tables as train_steps
 
 T = TypeVar("T")
@@ -73,6 +73,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "train_parts": _of(train_steps.parts_table, "train_speed"),
     "train_speed_butterfly": _of(train_steps.butterfly_table, "train_speed_butterfly"),
     "transformers_step": _of(transformers_step.step_table, "transformers_step"),
+    "registered_step": _of(registered_step.registered_table, "registered_step"),
     "fits": fits.fits_table,
     "first_step": _of(first_step.first_step_table, "first_step"),
     "same_losses": _of(train_steps.losses_table, **COMPARED),

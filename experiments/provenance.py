@@ -11,7 +11,7 @@ RESULTS = (
     "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed",
     "pathfinder_baselines", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
-    "train_speed_butterfly", "transformers_step", "first_step",
+    "train_speed_butterfly", "transformers_step", "registered_step", "first_step",
     "saving", "reliability",
     "scale", "scale_context", "scale_long", "scale_longest", "scale_losses",
     "attention_peers", "attention_hopper", "attention_features", "attention_host",

@@ -12,6 +12,7 @@ PyTorch's fakes promise: those of an empty_like of the query, key or value.
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -46,7 +47,8 @@ def register_with_torch(*, impl: str | None = None) -> None:
 
     Calls that the kernels do not support run as before, and the reason is logged once. Call this
     before torch.compile traces a model, because a compiled model keeps its choice, and not between
-    a forward pass and its backward pass. `unregister_with_torch()` undoes it.
+    a forward pass and its backward pass. It starts CUDA on the current device: with several GPUs,
+    call torch.cuda.set_device before. `unregister_with_torch()` undoes it.
 
     With TRITON_INTERPRET=1, calls on the CPU also use the kernels, for tests.
 
@@ -80,10 +82,13 @@ class _Registration:
 
     def __init__(self, impl: str | None) -> None:
         self._library = Library("aten", "IMPL")
-        for key in ("CUDA", "CPU") if triton.is_interpreted() else ("CUDA",):
-            kernels = _Kernels(impl if key == "CUDA" else "triton", key)
-            for operator, kernel in kernels.by_operator().items():
-                self._library.impl(operator, kernel, key)
+        with warnings.catch_warnings():
+            # The replaced kernels are restored by `remove`.
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            for key in ("CUDA", "CPU") if triton.is_interpreted() else ("CUDA",):
+                kernels = _Kernels(impl if key == "CUDA" else "triton", key)
+                for operator, kernel in kernels.by_operator().items():
+                    self._library.impl(operator, kernel, key)
         self._priority = _prefer_flash()
 
     def remove(self) -> None:
@@ -96,8 +101,7 @@ def _prefer_flash() -> list[int]:
     """Make flash attention the first choice of SDPA, and return the order from before."""
     if torch.cuda.is_available():
         # PyTorch sets its order on the first choice, and would then replace the one set here.
-        # Without elements, the tensor allocates nothing on a GPU that the process may not use.
-        x = torch.empty(1, 1, 0, 8, device="cuda", dtype=torch.float16)
+        x = torch.empty(1, 1, 1, 8, device="cuda", dtype=torch.float16)
         torch._fused_sdp_choice(x, x, x)
     priority = torch._C._get_sdp_priority_order()
     torch._C._set_sdp_priority_order(sorted(priority, key=lambda backend: backend != _FLASH))
@@ -281,6 +285,8 @@ class _Kernels:
         for name, argument in others.items():
             if argument is not None:
                 raise _UnsupportedError(f"{name} is not supported")
+        if self._key == "CPU" and query.dtype == torch.bfloat16:
+            raise _UnsupportedError("Triton's interpreter multiplies bfloat16 incorrectly")
         if (cum_seq_q is None) != (cum_seq_k is None):
             raise _UnsupportedError("cum_seq_q without cum_seq_k, or the reverse, is not supported")
         batch, doc_start, sequences = (query, key, value), None, None

@@ -39,7 +39,7 @@ from experiments.train_steps.transformers_step import SHAPE, Case, inputs_of, ma
 from kernels.for_torch import register_with_torch, unregister_with_torch
 
 LOSS_STEPS = 20
-LOSS_TOLERANCE = 5e-3  # nats
+LOSS_TOLERANCE = 2e-2  # nats
 STEPS = 4  # in a timing
 N_CLASSES = 1_000
 
@@ -53,13 +53,13 @@ class Model(NamedTuple):
     tokens: int
 
 
-def llama(n_layer: int, shape: dict[str, Any] = SHAPE) -> Model:
+def llama(n_layer: int, shape: dict[str, Any] = SHAPE, length: int = 4_096) -> Model:
     """Transformers' Llama on the tokens of a step."""
-    case = Case("", 4_096)
+    case = Case("", length)
     module, inputs = make_model(case, n_layer, shape), inputs_of(case, shape["vocab_size"])
     module.set_attn_implementation("sdpa")
     n_tokens = inputs["input_ids"].numel()
-    title = "TinyLlama (transformers), 4,096 tokens, causal"
+    title = f"TinyLlama (transformers), {length:,} tokens, causal"
     return Model(title, module, lambda: module(**inputs, use_cache=False).loss, n_tokens)
 
 
@@ -73,13 +73,14 @@ def encoder(n_layer: int = 12, width: int = 1024, length: int = 2_048, rows: int
     )  # fmt: skip
     stack = nn.TransformerEncoder(layer, n_layer, enable_nested_tensor=False)
     module = nn.Sequential(stack, nn.Linear(width, N_CLASSES)).to(device, torch.bfloat16)
-    x = torch.randn(rows, length, width).to(device, torch.bfloat16)
+    x = torch.randn(rows, length, width).to(device)
     target = torch.randint(N_CLASSES, (rows * length,)).to(device)
 
     def loss() -> Tensor:
-        return nn.functional.cross_entropy(module(x).flatten(0, 1).float(), target)
+        logits = module(x.to(module[1].weight.dtype))  # pyright: ignore
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), target)
 
-    return Model("nn.TransformerEncoderLayer, 2,048 tokens", module, loss, rows * length)
+    return Model(f"nn.TransformerEncoderLayer, {length:,} tokens", module, loss, rows * length)
 
 
 @contextmanager
@@ -126,7 +127,7 @@ def benchmark(make: Callable[[], Model], rounds: int) -> Iterator[list[Row]]:
     """Yield the rows of one model, one for each backend."""
     model = make()
     start = {name: x.detach().clone() for name, x in model.module.state_dict().items()}
-    optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.module.parameters(), lr=1e-5, fused=True)
 
     def step() -> Tensor:
         loss = model.loss()

@@ -217,6 +217,12 @@ def test_a_mask_of_scores_stays_with_pytorch(launches, caplog):
     assert "attn_mask is not supported" in record.getMessage()
 
 
+def test_the_interpreter_leaves_bfloat16_to_pytorch(launches):
+    (x,) = random_tensors([(1, 2, 9, 16)], [torch.bfloat16])
+    F.scaled_dot_product_attention(x, x, x)
+    assert not launches
+
+
 def test_unequal_sides_of_a_window_are_refused_by_name():
     (x,) = random_tensors([(9, 2, 16)], [torch.float32])
     cu = torch.tensor([0, 9], dtype=torch.int32)
