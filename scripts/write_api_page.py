@@ -26,7 +26,7 @@ D head_dim; N rows, C width of the residual stream, F any other width, V vocabul
 NAMES = {
     "attention": "flash_attention flash_attention_packed",
     "mask/block_mask": "BlockSparseMask BlockSparseMask.density BlockSparseMask.to_dense "
-    "BlockSparseMask.to_flex",
+    "BlockSparseMask.to_flex BlockSparseMask.from_flex",
     "mask/patterns": "butterfly sliding_window global_blocks strided random",
     "context/interface": "context_attention",
     "context/group": "ContextGroup ContextGroup.shard ContextGroup.unshard ContextGroup.positions",

@@ -14,7 +14,7 @@ n_k_blocks rows and columns of blocks.
 import hashlib
 from functools import cache
 from operator import index
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import torch
 from torch import Tensor
@@ -260,6 +260,43 @@ class BlockSparseMask:
             BLOCK_SIZE=block_size, mask_mod=mask_mod, seq_lengths=(seq_q, seq_k),
         )  # fmt: skip
 
+    @classmethod
+    def from_flex(cls, block_mask: "BlockMask") -> "MaskOptions":
+        """Convert a mask of torch.nn.attention.flex_attention to options of `flash_attention`.
+
+            options = BlockSparseMask.from_flex(block_mask)  # once, not in every layer
+            out = flash_attention(q, k, v, **options)  # q, k, v: (B, T, H, D)
+
+        The options are the block-sparse mask and `causal`, `window_size`, `doc_start` and
+        `kv_lengths`, as needed. Together they hide exactly the pairs that block_mask hides. Any
+        other mask is refused, for example one that hides random elements within a block.
+
+        Lists of blocks apply as in compiled flex_attention: listed full blocks are whole, and
+        mask_mod is evaluated in partial blocks. A conversion synchronizes with the GPU, so convert
+        a mask once. Memory is linear in the size of block_mask.
+
+        Args:
+            block_mask: for T_q queries and T_k keys, with B sequences and H heads, or 1 if they
+                share a mask, and blocks of any multiple of 16 tokens. mask_mod may not depend on
+                b if B is 1, nor on h if H is 1.
+
+        Returns:
+            Keyword arguments of `flash_attention`, for T_q queries and T_k keys. `mask` is left out
+            if the other options hide the same pairs. doc_start (B, T_q) and kv_lengths (B,), int32,
+            have the batch of block_mask: expand them if B is 1 and q has more sequences.
+
+        Raises:
+            ValueError: no options hide exactly these pairs; the message names one of them and the
+                reason. Or block_mask is a slice, or its block size is not a multiple of 16.
+        """
+        from .from_flex import find_options
+
+        with torch.inference_mode(False):  # autograd refuses to save tensors of inference mode
+            layout, block_size, options = find_options(block_mask)
+            if layout is not None:
+                options["mask"] = cls(layout, block_size)
+            return MaskOptions(**options)
+
     def _split(
         self, seq_q: int, seq_k: int, causal: bool, window_size: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -302,6 +339,16 @@ class BlockSparseMask:
                     f"but the layout has {side}={actual}, for {name} from {shortest} to {longest}: "
                     f"make the mask from a layout with {side}={needed}"
                 )
+
+
+class MaskOptions(TypedDict, total=False):
+    """Keyword arguments of `flash_attention` that hide keys; unused ones are left out."""
+
+    mask: BlockSparseMask
+    causal: bool
+    window_size: int
+    doc_start: Tensor
+    kv_lengths: Tensor
 
 
 def _reach(seq_q: int, seq_k: int, causal: bool, window_size: int | None) -> tuple[int, int]:
