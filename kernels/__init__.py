@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .fused.gelu_mlp import gelu_mlp
     from .fused.layer_norm import add_layer_norm
     from .fused.linear import linear
+    from .mask import patterns
     from .mask.block_mask import BlockSparseMask
     from .mask.patterns import butterfly
 
@@ -29,6 +30,7 @@ __all__ = [
     "gelu_mlp",
     "linear",
     "linear_cross_entropy",
+    "patterns",
 ]
 
 _MODULES = {
@@ -38,6 +40,7 @@ _MODULES = {
     "ContextGroup": ".context.interface",
     "context_attention": ".context.interface",
     "butterfly": ".mask.patterns",
+    "patterns": ".mask",
     "linear_cross_entropy": ".fused.cross_entropy",
     "gelu_mlp": ".fused.gelu_mlp",
     "add_layer_norm": ".fused.layer_norm",
@@ -53,3 +56,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, of which most are not imported yet."""
+    return sorted(__all__)

@@ -27,7 +27,7 @@ NAMES = {
     "attention": "flash_attention flash_attention_packed",
     "mask/block_mask": "BlockSparseMask BlockSparseMask.density BlockSparseMask.to_dense "
     "BlockSparseMask.to_flex BlockSparseMask.from_flex",
-    "mask/patterns": "butterfly sliding_window global_blocks strided random",
+    "mask/patterns": "butterfly sliding_window global_blocks streaming strided random per_head",
     "context/interface": "context_attention",
     "context/group": "ContextGroup ContextGroup.shard ContextGroup.unshard ContextGroup.positions",
     "for_torch": "register_with_torch unregister_with_torch",

@@ -1,13 +1,16 @@
 """Block layouts for `BlockSparseMask`: which blocks of keys each block of queries sees.
 
 A layout is a bool tensor (n_q_blocks, n_k_blocks), here square, True where queries of block i see
-keys of block j. Combine layouts with OR, and stack them for different heads:
+keys of block j. Combine layouts with OR, and stack them, or pick them by name, for different heads:
 
     butterfly(64, global_blocks=1) | sliding_window(64, 3)
     torch.stack([random(64, 8, seed=head) for head in range(n_head)])
+    per_head(["dense", "streaming", "streaming"], streaming=streaming(64, 1, 4))
 
 A causal mask is not part of a layout, because it cuts through blocks: pass `causal=True` as well.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -89,6 +92,33 @@ def global_blocks(n_blocks: int, count: int, *, device: torch.device | str = "cp
     return torch.minimum(i, j) < count
 
 
+def streaming(
+    n_blocks: int, sink_blocks: int, local_blocks: int, *, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Attention sinks and local blocks: block i sees the first blocks and the last ones before it.
+
+    Block i sees block j iff j <= i, and j < sink_blocks or i - j < local_blocks. A layout
+    (n_blocks, n_blocks), bool, to be used with `causal=True`. With 6 blocks, 1 sink and 2 local:
+
+        1 . . . . .
+        1 1 . . . .
+        1 1 1 . . .
+        1 . 1 1 . .
+        1 . . 1 1 .
+        1 . . . 1 1
+
+    Raises:
+        ValueError: n_blocks or local_blocks is below 1, or sink_blocks outside of [0, n_blocks].
+
+    Source: StreamingLLM (arXiv 2309.17453), in blocks, as the streaming heads of DuoAttention
+    (arXiv 2410.10819) in MIT's Block-Sparse-Attention.
+    """
+    i, j = _rows_and_columns(n_blocks, device)
+    _check_range("sink_blocks", sink_blocks, 0, n_blocks, n_blocks)
+    _check_range("local_blocks", local_blocks, 1, None, n_blocks)
+    return (j <= i) & ((j < sink_blocks) | (i - j < local_blocks))
+
+
 def strided(n_blocks: int, stride: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Block i sees block j iff (i - j) is a multiple of `stride`, which includes the diagonal.
 
@@ -125,6 +155,46 @@ def random(
     scores = torch.rand(n_blocks, n_blocks, generator=generator, dtype=torch.float64, device="cpu")
     chosen = scores.fill_diagonal_(1.0).topk(n_per_row).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, True).to(device)
+
+
+def per_head(names: Sequence[str], **layouts: Tensor) -> Tensor:
+    """Layout of each head by name, so that dense and sparse heads share one call of attention.
+
+        names = ["dense", "streaming", "streaming", "sparse"]
+        layout = per_head(names, streaming=streaming(64, 1, 4), sparse=butterfly(64))
+
+    Args:
+        names: for each of H heads, "dense" (every block) or the name of one of the layouts.
+        layouts: at least one, (n_q_blocks, n_k_blocks) bool, all of the same shape and device.
+
+    Returns:
+        (H, n_q_blocks, n_k_blocks) bool.
+
+    Raises:
+        ValueError: there is no layout, one has another shape or dtype or is named "dense", or
+            names is empty or has a name without a layout.
+
+    Source: DuoAttention (arXiv 2410.10819), in which retrieval heads are dense, others streaming.
+    """
+    if not layouts or "dense" in layouts:
+        raise ValueError(
+            f"layouts={[*layouts]} must have at least one layout, and none named 'dense', which "
+            "is every block. Try per_head(names, streaming=streaming(n_blocks, 1, 4))"
+        )
+    first = next(iter(layouts.values()))
+    for name, layout in layouts.items():
+        if layout.dtype != torch.bool or layout.dim() != 2 or layout.shape != first.shape:
+            raise ValueError(
+                f"{name} must be a bool tensor (n_q_blocks, n_k_blocks) of the same shape as the "
+                f"other layouts, got {layout.dtype} of shape {tuple(layout.shape)}"
+            )
+    known = {"dense": torch.ones_like(first), **layouts}
+    if isinstance(names, str) or not names or not {*names} <= {*known}:
+        raise ValueError(
+            f"names={names!r} must be a list of {[*known]}, one for each head. "
+            "Try ['dense'] * n_head"
+        )
+    return torch.stack([known[name] for name in names])
 
 
 def _rows_and_columns(n_blocks: int, device: torch.device | str) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.mask.patterns import butterfly, global_blocks, random, sliding_window, strided
+from kernels import BlockSparseMask, flash_attention
+from kernels.mask.patterns import (
+    butterfly,
+    global_blocks,
+    per_head,
+    random,
+    sliding_window,
+    streaming,
+    strided,
+)
+from kernels.testing import make_qkv
 
 SIZES = (1, 2, 3, 7, 8, 13, 32)
 
@@ -75,6 +85,29 @@ def test_windows_globals_and_strides(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
+def test_streaming_keeps_sinks_and_local_blocks(n: int) -> None:
+    for sinks in {0, min(2, n), n}:
+        for local in {1, 3, n + 1}:
+            expected = layout_where(
+                n, lambda i, j, s=sinks, w=local: j <= i and (j < s or i - j < w)
+            )
+            assert torch.equal(streaming(n, sinks, local), expected)
+
+
+def test_per_head_mixes_layouts_in_one_call() -> None:
+    layouts = {"streaming": streaming(6, 1, 2), "sparse": butterfly(6)}
+    names = ["sparse", "dense", "streaming", "streaming"]
+    q, k, v = make_qkv(1, 90, 90, 4, 2, 16)
+    mask = BlockSparseMask(per_head(names, **layouts), 16)
+    out = flash_attention(q, k, v, causal=True, mask=mask, impl="triton")
+    for head, name in enumerate(names):
+        alone = BlockSparseMask(layouts[name], 16) if name in layouts else None
+        heads = q[:, :, [head]], k[:, :, [head // 2]], v[:, :, [head // 2]]
+        expected = flash_attention(*heads, causal=True, mask=alone, impl="reference")
+        torch.testing.assert_close(out[:, :, [head]], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", SIZES)
 def test_random_draws_distinct_blocks_with_the_diagonal(n: int) -> None:
     for n_per_row in {1, min(3, n), n}:
         layout = random(n, n_per_row, seed=1)
@@ -106,6 +139,7 @@ def test_layouts_combine_and_name_their_device() -> None:
         butterfly(8, device="cpu"),
         sliding_window(8, 2, device="cpu"),
         global_blocks(8, 1, device="cpu"),
+        streaming(8, 1, 2, device="cpu"),
         strided(8, 3, device="cpu"),
         random(8, 2, seed=0, device="cpu"),
     )
@@ -114,6 +148,7 @@ def test_layouts_combine_and_name_their_device() -> None:
             butterfly(8),
             sliding_window(8, 2),
             global_blocks(8, 1),
+            streaming(8, 1, 2),
             strided(8, 3),
             random(8, 2, seed=0),
         )
@@ -137,6 +172,9 @@ def test_layouts_combine_and_name_their_device() -> None:
         (lambda: sliding_window(4, 0), r"window_blocks must be at least 1.*got 0"),
         (lambda: global_blocks(4, 5), r"count must be in \[0, 4\] for n_blocks=4, got 5"),
         (lambda: global_blocks(4, -1), r"count must be in \[0, 4\] for n_blocks=4, got -1"),
+        (lambda: streaming(0, 1, 1), r"n_blocks must be at least 1.*got 0"),
+        (lambda: streaming(4, 5, 1), r"sink_blocks must be in \[0, 4\] for n_blocks=4, got 5"),
+        (lambda: streaming(4, 1, 0), r"local_blocks must be at least 1 for n_blocks=4, got 0"),
         (lambda: strided(4, 0), r"stride must be at least 1.*got 0"),
         (lambda: random(0, 1, seed=0), r"n_blocks must be at least 1.*got 0"),
         (lambda: random(4, 5, seed=0), r"n_per_row must be in \[1, 4\] for n_blocks=4, got 5"),
@@ -147,3 +185,22 @@ def test_layouts_combine_and_name_their_device() -> None:
 def test_arguments_out_of_range_are_refused(make: Callable[[], Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("names", "layouts", "message"),
+    [
+        (["dense"], {}, r"layouts=\[\] must have at least one layout"),
+        (["dense"], {"dense": butterfly(4)}, "none named 'dense'"),
+        ([], {"local": butterfly(4)}, r"names=\[\] must be a list of \['dense', 'local'\]"),
+        ("local", {"local": butterfly(4)}, "names='local' must be a list"),
+        (["local", "sparse"], {"local": butterfly(4)}, r"names=\['local', 'sparse'\] must be"),
+        (["a"], {"a": butterfly(4), "b": butterfly(8)}, r"b must be .* same shape .* \(8, 8\)"),
+        (["a"], {"a": torch.ones(4, 4)}, "a must be a bool tensor .* got torch.float32"),
+    ],
+)
+def test_malformed_mixes_are_refused(
+    names: list[str], layouts: dict[str, Tensor], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        per_head(names, **layouts)
