@@ -1,20 +1,23 @@
-"""The wheel installs papilio.kernels, and no other package of the checkout."""
+"""The wheel installs papilio.kernels, and no other package of the checkout; it is fit for PyPI."""
 
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "kernels", "papilio")
-README_PROGRAM = re.findall(
-    r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
-)[0]
+BUILT_FROM = ("pyproject.toml", "LICENSE", "kernels", "papilio")
+README_PROGRAMS = [
+    re.findall(r"^```python\n(.*?)^```", (ROOT / file).read_text(), re.DOTALL | re.MULTILINE)[0]
+    for file in ("README.md", "papilio/README.md")
+]
 USE = """
 import importlib.util, torch
 import papilio
@@ -40,23 +43,34 @@ papilio.register_with_transformers()
 from transformers import LlamaConfig, LlamaForCausalLM
 sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
 config = LlamaConfig(vocab_size=9, **sizes, attn_implementation="papilio")
-print(LlamaForCausalLM(config)(torch.arange(8)[None]).logits.shape, papilio.__file__)
+print(LlamaForCausalLM(config)(torch.arange(8)[None]).logits.shape)
+print(papilio.__file__, papilio.__version__)
 """
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheel built from a copy: a build leaves folders behind, and packages what is in them."""
+    """Wheel built from the source distribution of a copy, because a build leaves folders behind."""
     source = tmp_path_factory.mktemp("source")
     for name in BUILT_FROM:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", source / "dist", source)
+    run("build", "--no-isolation", source)
     return next((source / "dist").glob("*.whl"))
 
 
-def pip(*arguments: str | Path) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *arguments], check=True)
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    with ZipFile(wheel) as content:
+        name = next(n for n in content.namelist() if n.endswith("METADATA"))
+        return message_from_bytes(content.read(name))
+
+
+def run(module: str, *arguments: str | Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_installs_one_package(wheel: Path) -> None:
@@ -70,26 +84,35 @@ def test_installs_one_package(wheel: Path) -> None:
     assert others == {Path("papilio/__init__.py"), Path("papilio/flash_attn.py")}
 
 
-def test_requires_only_what_attention_needs(wheel: Path) -> None:
-    with ZipFile(wheel) as content:
-        metadata = next(n for n in content.namelist() if n.endswith("METADATA"))
-        lines = content.read(metadata).decode().splitlines()
-    needed = {line.split()[1].rstrip("<>=.0123456789;") for line in lines if "extra ==" not in line
-              and line.startswith("Requires-Dist")}  # fmt: skip
-    assert needed == {"torch", "triton", "numpy"}
+def test_requires_only_what_attention_needs(metadata: Message) -> None:
+    needed = [x for x in metadata.get_all("Requires-Dist", []) if "extra ==" not in x]
+    names = {re.match(r"[\w-]+", requirement)[0] for requirement in needed}
+    assert names == {"torch", "triton", "numpy"}
+
+
+def test_distributions_pass_the_checks_of_pypi(wheel: Path) -> None:
+    run("twine", "check", "--strict", *wheel.parent.iterdir())
+
+
+def test_metadata_is_complete(metadata: Message) -> None:
+    for field in ("Author", "Classifier", "Keywords", "License-Expression", "License-File"):
+        assert metadata[field], field
+    description = metadata.get_payload()
+    assert description == (ROOT / "papilio/README.md").read_text()
+    assert not re.findall(r"\]\((?!https://)[^)]*\)", description), "PyPI shows no relative links"
 
 
 def test_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = environment / "bin" / "python"
-    pip("--python", python, "install", "--no-deps", "--no-index", wheel)
+    run("pip", "--python", python, "install", "--no-deps", "--no-index", wheel)
     # Share the packages of this environment, but not the checkout, which its .pth files add.
     packages = next(environment.glob("lib/python*/site-packages"))
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     outputs = {
-        USE: str(environment),
-        README_PROGRAM + "print(out.shape)": "torch.Size([1, 2048, 8, 64])",
+        USE: f"{packages}/papilio/__init__.py {wheel.name.split('-')[1]}",
+        **{p + "print(out.shape)": "torch.Size([1, 2048, 8, 64])" for p in README_PROGRAMS},
     }
     for program, output in outputs.items():
         done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True)
