@@ -35,7 +35,7 @@ def causal(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
 
 def document_mask(lengths: Tensor) -> MaskMod:
     """Pairs in the same document, from the lengths (B, n) of the documents of each sequence."""
-    n = torch.arange(lengths.shape[1])
+    n = torch.arange(lengths.shape[1], device=lengths.device)
     documents = torch.stack([n.repeat_interleave(row) for row in lengths])
     return lambda b, h, q, kv: documents[b, q] == documents[b, kv]
 
@@ -133,6 +133,28 @@ def test_kernels_take_the_options() -> None:
     assert {*options} == {"mask", "causal", "doc_start"}
     expected = create_mask(mask_mod, 2, 1, 70, 70, device="cpu")
     assert torch.equal(shown_by(options, 2, 1, 70, 70, impl="triton"), expected)
+
+
+@pytest.mark.gpu
+def test_result_equals_compiled_flex_attention() -> None:
+    layout = torch.stack([butterfly(8), sliding_window(8, 2)]).cuda()
+    lengths = torch.tensor([[300, 1, 649], [640, 200, 110]]).cuda()
+
+    def in_layout(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return layout[h, q // 128, kv // 128]
+
+    mask_mod = and_masks(causal, in_layout, document_mask(lengths))
+    block_mask = create_block_mask(mask_mod, 2, 2, 950, 950, device="cuda")
+    options = BlockSparseMask.from_flex(block_mask)
+    assert {*options} == {"mask", "causal", "doc_start"}
+    q, k, v = make_qkv(2, 950, 950, 2, 2, 64, dtype=torch.float16, device="cuda")
+    heads_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    expected = torch.compile(flex_attention)(*heads_first, block_mask=block_mask)
+    out = flash_attention(q, k, v, **options)
+    assert relative_error(out, expected.transpose(1, 2)) < 2e-3
+    other = create_block_mask(lambda b, h, q, kv: q > kv + 2, 1, 1, 950, 950, device="cuda")
+    with pytest.raises(ValueError, match="It hides key 1 from query 3 "):
+        BlockSparseMask.from_flex(other)
 
 
 @pytest.mark.parametrize(("block_size", "expected"), [((64, 32), 32), (512, 256), ((48, 80), 16)])
