@@ -323,7 +323,7 @@ _EQUIVALENTS = {
     **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), _CU_SEQLENS),
     "alibi_slopes": "ALiBi is not supported: use rotary positions, or PyTorch's FlexAttention",
     "return_attn_probs": "pass return_lse for the log-sum-exp; the weights are never formed",
-    "block_mask": "pass mask=BlockSparseMask(layout, block_size)",
+    "block_mask": "pass **BlockSparseMask.from_flex(block_mask)",
     "score_mod": "pass softcap or sinks; other changes to scores are not supported",
     "sliding_window": "pass window_size, in keys that a query sees, itself included",
 }
