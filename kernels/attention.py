@@ -10,7 +10,7 @@ from torch import Tensor
 from . import hopper, triton
 from .argument_types import check_tensors
 from .autocast import in_autocast_dtypes
-from .checks import check_sinks
+from .checks import check_sinks, check_slopes
 from .mask.block_mask import BlockSparseMask
 from .ops import IMPLEMENTATIONS, attention
 from .options import (
@@ -41,8 +41,9 @@ def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: float | None = None,
     window_size: int | None = None, mask: BlockSparseMask | None = None,
     doc_start: Tensor | None = None, kv_lengths: Tensor | None = None, sinks: Tensor | None = None,
-    softcap: float | None = None, dropout_p: float = 0.0, dropout_seed: Tensor | int | None = None,
-    return_lse: Literal[False] = False, deterministic: bool = False, impl: str | None = None,
+    alibi_slopes: Tensor | None = None, softcap: float | None = None, dropout_p: float = 0.0,
+    dropout_seed: Tensor | int | None = None, return_lse: Literal[False] = False,
+    deterministic: bool = False, impl: str | None = None,
 ) -> Tensor: ...  # fmt: skip
 
 
@@ -64,6 +65,7 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
     doc_start: Tensor | None = None,
     kv_lengths: Tensor | None = None,
     sinks: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
     softcap: float | None = None,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | int | None = None,
@@ -107,6 +109,8 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
             hidden; query positions still depend on T_k.
         sinks: (H,), any floating dtype, below +inf: for each head, an extra score in the softmax
             that has no value (arXiv 2309.17453; learnable as in gpt-oss). lse includes it.
+        alibi_slopes: (H,), any floating dtype, without a gradient: adds -slope * |p - j| to the
+            scores of a head (ALiBi, arXiv 2108.12409). Not together with softcap.
         softcap: c > 0 replaces a score s by c * tanh(s / c) (Gemma 2, arXiv 2408.00118).
         dropout_p: probability, in [0, 1), of setting an attention weight to zero; the others are
             divided by 1 - dropout_p.
@@ -141,9 +145,9 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
         check_tensors(q=q, k=k, v=v)
     out, lse = _attend(
         (q, k, v), impl, causal=causal, softmax_scale=softmax_scale, window_size=window_size,
-        mask=mask, doc_start=doc_start, kv_lengths=kv_lengths, sinks=sinks, softcap=softcap,
-        dropout_p=dropout_p, dropout_seed=dropout_seed, return_lse=return_lse,
-        deterministic=deterministic,
+        mask=mask, doc_start=doc_start, kv_lengths=kv_lengths, sinks=sinks,
+        alibi_slopes=alibi_slopes, softcap=softcap, dropout_p=dropout_p, dropout_seed=dropout_seed,
+        return_lse=return_lse, deterministic=deterministic,
     )  # fmt: skip
     if not return_lse:
         return out
@@ -309,11 +313,13 @@ def _with_tensors(
     """Add the tensors and the seed of a call to the cached options of a decision."""
     get, n_keys = arguments.get, inputs[-1].shape[1]
     doc_start, kv_lengths, sinks = get("doc_start"), get("kv_lengths"), get("sinks")
-    # The key covers the layout of sinks, but a check on a CPU also reads their values.
+    slopes = get("alibi_slopes")
+    # The key covers layouts, but these checks also read values or whether a gradient is required.
     check_sinks(inputs[0], sinks)
+    check_slopes(inputs[0], slopes, None)
     doc_start, kv_lengths = as_positions(n_keys, doc_start), as_positions(n_keys, kv_lengths)
     seed = get("dropout_seed") if options.dropout_p else None
-    tensors = seed, doc_start, kv_lengths, sinks
+    tensors = seed, doc_start, kv_lengths, sinks, slopes
     return AttentionOptions._make((*tensors, *options[N_CALL_TENSORS:]))
 
 

@@ -78,6 +78,19 @@ def check_sinks(q: Tensor, sinks: Tensor | None) -> None:
         )
 
 
+def check_slopes(q: Tensor, slopes: Tensor | None, softcap: float | None) -> None:
+    """Check shape, dtype and device of ALiBi's slopes, and what they cannot be combined with."""
+    if slopes is None:
+        return
+    _check_shape("alibi_slopes", slopes, (q.shape[2],), q)
+    if not slopes.is_floating_point():
+        raise ValueError(f"alibi_slopes must be floating point, got {slopes.dtype}")
+    if slopes.requires_grad:
+        raise ValueError("alibi_slopes must not require a gradient: pass alibi_slopes.detach()")
+    if softcap:
+        raise ValueError(f"softcap must be None with alibi_slopes, got {softcap}")
+
+
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], q: Tensor) -> None:
     check_tensor(name, tensor, or_none=True)
     if tuple(tensor.shape) != shape or tensor.device != q.device:

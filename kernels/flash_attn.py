@@ -35,7 +35,7 @@ def flash_attn_func(
         window_size: (left, right): query i sees keys p - left to p + right, p = i + T_k - T_q; -1
             or None: no limit. Supported: causal with any left, (left, 0), and left == right.
         softcap: c > 0 replaces a score s by c * tanh(s / c).
-        alibi_slopes: must be None.
+        alibi_slopes: (H,): adds -slope * |p - j| to the score of key j. Not with softcap.
         deterministic: always the case, without a cost.
         return_attn_probs: must be False, because the weights are never formed.
 
@@ -45,11 +45,12 @@ def flash_attn_func(
     Raises:
         ValueError: an argument is malformed or not supported.
     """
-    _refuse(alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs)
+    _refuse(return_attn_probs=return_attn_probs)
     causal, keys = convert_window(window_size, causal=causal)
     return flash_attention(
         q, k, v, causal=causal, window_size=keys, softmax_scale=softmax_scale,
-        softcap=softcap or None, dropout_p=dropout_p, deterministic=deterministic,
+        alibi_slopes=alibi_slopes, softcap=softcap or None, dropout_p=dropout_p,
+        deterministic=deterministic,
     )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def flash_attn_varlen_func(
     Raises:
         ValueError: an argument is malformed or not supported.
     """
-    _refuse(alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs, block_table=block_table)
+    _refuse(return_attn_probs=return_attn_probs, block_table=block_table)
     check_tensors(q=q, k=k, v=v)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
@@ -101,7 +102,8 @@ def flash_attn_varlen_func(
     q, k, v, doc_start = sequences.batch(q, k, v)
     out = flash_attention(
         q, k, v, causal=causal, window_size=keys, doc_start=doc_start, softmax_scale=softmax_scale,
-        softcap=softcap or None, dropout_p=dropout_p, deterministic=deterministic,
+        alibi_slopes=alibi_slopes, softcap=softcap or None, dropout_p=dropout_p,
+        deterministic=deterministic,
     )  # fmt: skip
     return sequences.tokens(out)
 
@@ -146,7 +148,6 @@ def _refuse(**arguments: Any) -> None:
 
 
 _INSTEAD = {
-    "alibi_slopes": ": use rotary positions, which act on q and k, or PyTorch's FlexAttention",
     "return_attn_probs": (
         ", because the weights are never formed. For the log-sum-exp of the scores, call "
         "papilio.kernels.flash_attention(..., return_lse=True)"

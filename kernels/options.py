@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from .argument_types import check_bool, check_number, is_whole_number, plain_bool
-from .checks import check_dropout_seed, check_mask, check_positions, check_qkv, check_sinks
+from .checks import (
+    check_dropout_seed,
+    check_mask,
+    check_positions,
+    check_qkv,
+    check_sinks,
+    check_slopes,
+)
 from .mask.block_mask import BlockSparseMask
 
 # Kernels visit the tiles that need no mask in one loop, the others in another.
@@ -31,6 +38,8 @@ class AttentionOptions(NamedTuple):
     doc_start: Tensor | None = None  # (B, T_q) int32, contiguous
     kv_lengths: Tensor | None = None  # (B,) int32, contiguous
     sinks: Tensor | None = None  # (H,), for the kernels fp32 and contiguous
+    alibi_slopes: Tensor | None = None
+    """(H,); for the kernels fp32, contiguous, and divided by softmax_scale."""
     mask_rows: Tensor | None = None
     mask_row_blocks: Tensor | None = None
     mask_cols: Tensor | None = None
@@ -65,6 +74,7 @@ class AttentionOptions(NamedTuple):
             lengths=self.kv_lengths is not None,
             softcap=self.softcap > 0.0,
             sinks=self.sinks is not None,
+            alibi=self.alibi_slopes is not None,
             dropout=self.dropout_p > 0.0,
             mask_block_size=self.mask_block_size,
             packed=self.mask_packed,
@@ -141,15 +151,15 @@ class AttentionOptions(NamedTuple):
 
     @property
     def has_tensors(self) -> bool:
-        """Whether the call has a seed or a tensor of its own: one of the first four fields."""
-        return not (self.dropout_seed is self.doc_start is self.kv_lengths is self.sinks is None)
+        """Whether the call has a seed or a tensor of its own: one of the first fields."""
+        return any([x is not None for x in self[:N_CALL_TENSORS]])  # noqa: C419  # faster
 
     def without_tensors(self) -> "AttentionOptions":
         """Options without the seed and tensors of the call; the lists of its mask stay."""
         if not self.has_tensors:
             return self
         # Every call does this, and _replace is slower.
-        return AttentionOptions._make((None, None, None, None, *self[N_CALL_TENSORS:]))
+        return AttentionOptions._make((*_NO_CALL_TENSORS, *self[N_CALL_TENSORS:]))
 
     def for_kernels(self, q: Tensor, k: Tensor, impl: str) -> "AttentionOptions":
         """Options for the kernels of `impl`: the mask is replaced by its lists."""
@@ -158,16 +168,19 @@ class AttentionOptions(NamedTuple):
         return with_mask(self, self.mask, q, k, impl)._replace(mask=None)
 
     def for_operators(self, device: torch.device) -> "AttentionOptions":
-        """Options with the seed and the sinks in the form that kernels read."""
+        """Options with the seed, the sinks and the slopes in the form that kernels read."""
         options = self.seeded(device)
         if self.sinks is not None:
             options = options._replace(sinks=self.sinks.float().contiguous())
+        if self.alibi_slopes is not None:
+            slopes = self.alibi_slopes.float() / self.softmax_scale
+            options = options._replace(alibi_slopes=slopes.contiguous())
         return options
 
 
 KEYWORDS = (
     *("causal", "softmax_scale", "window_size", "mask", "doc_start", "kv_lengths", "sinks"),
-    *("softcap", "dropout_p", "dropout_seed"),
+    *("alibi_slopes", "softcap", "dropout_p", "dropout_seed"),
 )
 """Keyword arguments of `kernels.flash_attention` that change its result."""
 
@@ -176,6 +189,7 @@ SCORE_OPTIONS = ("softmax_scale", "softcap")
 
 # The fields begin with tensors: first those of the call, then the lists of a mask.
 N_CALL_TENSORS = AttentionOptions._fields.index("mask_rows")
+_NO_CALL_TENSORS = (None,) * N_CALL_TENSORS
 N_TENSORS = AttentionOptions._fields.index("mask_block_size")
 N_OPERATOR_OPTIONS = AttentionOptions._fields.index("first_query") + 1
 
@@ -198,6 +212,7 @@ class Features:
     lengths: bool = False
     softcap: bool = False
     sinks: bool = False
+    alibi: bool = False
     dropout: bool = False
     mask_block_size: int = 0
     packed: bool = False
@@ -246,8 +261,9 @@ def make_options(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: float | None = None,
     window_size: int | None = None, mask: BlockSparseMask | None = None,
     doc_start: Tensor | None = None, kv_lengths: Tensor | None = None, sinks: Tensor | None = None,
-    softcap: float | None = None, dropout_p: float = 0.0, dropout_seed: Tensor | int | None = None,
-    return_lse: bool = False, deterministic: bool = False, n_keys: int | None = None,
+    alibi_slopes: Tensor | None = None, softcap: float | None = None, dropout_p: float = 0.0,
+    dropout_seed: Tensor | int | None = None, return_lse: bool = False,
+    deterministic: bool = False, n_keys: int | None = None,
 ) -> AttentionOptions:  # fmt: skip
     """Check the arguments of `kernels.flash_attention` and convert them to `AttentionOptions`.
 
@@ -264,6 +280,7 @@ def make_options(
     _check_numbers(softmax_scale, window_size, softcap, dropout_p)
     check_positions(q, doc_start, kv_lengths)
     check_sinks(q, sinks)
+    check_slopes(q, alibi_slopes, softcap)
     check_mask(q, mask)
     check_dropout_seed(dropout_seed, q)
     n_keys = n_keys or k.shape[1]
@@ -274,6 +291,7 @@ def make_options(
         doc_start=as_positions(n_keys, doc_start),
         kv_lengths=as_positions(n_keys, kv_lengths),
         sinks=sinks,
+        alibi_slopes=alibi_slopes,
         softmax_scale=softmax_scale or 1.0 / math.sqrt(q.shape[-1]),
         causal=plain_bool(causal),
         window_size=window_size or 0,
@@ -321,7 +339,6 @@ _EQUIVALENTS = {
     "enable_gqa": "k and v may have fewer heads than q without it",
     **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"), _CU_SEQLENS),
     **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), _CU_SEQLENS),
-    "alibi_slopes": "ALiBi is not supported: use rotary positions, or PyTorch's FlexAttention",
     "return_attn_probs": "pass return_lse for the log-sum-exp; the weights are never formed",
     "block_mask": "pass **BlockSparseMask.from_flex(block_mask)",
     "score_mod": "pass softcap or sinks; other changes to scores are not supported",

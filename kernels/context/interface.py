@@ -91,8 +91,9 @@ def context_attention(
         raise ValueError(f"impl must be None or one of {IMPLS}, got {impl!r}")
     if method is not None and not (isinstance(method, str) and method in ("ring", "gather")):
         raise ValueError(f"method must be None, 'ring' or 'gather', got {method!r}")
-    if arguments.get("sinks") is not None:
-        raise ValueError("sinks must be None for context_attention, which does not support them")
+    for name in ("sinks", "alibi_slopes"):
+        if arguments.get(name) is not None:
+            raise ValueError(f"{name} must be None for context_attention, which lacks this option")
     dropout_p = arguments.get("dropout_p", 0.0)
     check_number("dropout_p", dropout_p)
     if dropout_p > 0 and arguments.get("dropout_seed") is None:

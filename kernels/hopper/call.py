@@ -26,6 +26,7 @@ class Call(NamedTuple):
     doc_tiles_ptr: gl.tensor | None = None  # `kernels.triton.document_bounds`, tiles of 64 keys
     doc_blocks_ptr: gl.tensor | None = None
     sinks_ptr: gl.tensor | None = None
+    slopes_ptr: gl.tensor | None = None  # of ALiBi, divided by the scale of the scores
     # `kernels.mask.lists.MaskLists` of a block-sparse mask: forward, then backward
     rows_ptr: gl.tensor | None = None
     row_blocks_ptr: gl.tensor | None = None
@@ -33,6 +34,27 @@ class Call(NamedTuple):
     visits_ptr: gl.tensor | None = None
     splits_ptr: gl.tensor | None = None  # fp32 (splits, B * H_kv, 2, plan.block, D): dk and dv
     mask_stride: gl.tensor | None = None  # between heads in the lists; 0 if all heads share them
+
+
+@gluon.jit
+def alibi_slope(head, call, features: gl.constexpr):
+    """ALiBi's slope of a query head; 0 without ALiBi."""
+    if features.alibi:
+        return gl.load(call.slopes_ptr + head)
+    else:
+        return 0.0
+
+
+@gluon.jit
+def with_alibi(s, query, key, slope, call, features: gl.constexpr):
+    """Subtract slope * distance from products of q and k, with ALiBi; query and key broadcast.
+
+    Positions are exact in fp32 up to 2^24 tokens.
+    """
+    if features.alibi:
+        position = (query + (call.seq_k - call.seq_q)).to(gl.float32)
+        s = s - slope * gl.abs(position - key.to(gl.float32))
+    return s
 
 
 @gluon.jit

@@ -26,8 +26,8 @@ def standard_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: float | None = None,
     window_size: int | None = None, mask: BlockSparseMask | None = None,
     doc_start: Tensor | None = None, kv_lengths: Tensor | None = None, sinks: Tensor | None = None,
-    softcap: float | None = None, dropout_p: float = 0.0, dropout_seed: int | Tensor | None = None,
-    first_query: int = 0,
+    alibi_slopes: Tensor | None = None, softcap: float | None = None, dropout_p: float = 0.0,
+    dropout_seed: int | Tensor | None = None, first_query: int = 0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention with the whole score matrix in memory: Algorithm 0 of arXiv 2205.14135.
 
@@ -41,6 +41,7 @@ def standard_attention(
         k, v: (B, T_k, H_kv, D). H is a multiple of H_kv; head h reads kv head h // (H // H_kv).
         softmax_scale: factor on the scores; 1 / sqrt(D) when None.
         sinks: (H,) scores; each adds a key with value zero to the softmax of every row of a head.
+        alibi_slopes: (H,); S also has -slope * |p - j|, for key j and a query at key position p.
         softcap: c turns S into c * tanh(S / c).
         dropout_p: probability in [0, 1) that an entry of P is set to 0; the kept ones are
             multiplied by 1 / (1 - dropout_p). lse does not depend on dropout.
@@ -57,6 +58,8 @@ def standard_attention(
     check_shapes(q, k, v)
     values = v.repeat_interleave(q.shape[2] // k.shape[2], dim=2).transpose(1, 2)
     scores, _ = scores_and_slope(q, k, softmax_scale=softmax_scale, softcap=softcap)
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes.to(scores.dtype)[:, None, None] * _distances(q, k)
     visible = visible_keys(
         q.shape[1], k.shape[1], causal=causal, window_size=window_size, mask=mask,
         doc_start=doc_start, kv_lengths=kv_lengths, device=q.device,
@@ -135,6 +138,12 @@ def visible_keys(
     if kv_lengths is not None:
         visible = visible & (key < kv_lengths[:, None, None, None])
     return visible
+
+
+def _distances(q: Tensor, k: Tensor) -> Tensor:
+    """Distance of each query from each key, |p - j|: (T_q, T_k) int64."""
+    position = torch.arange(q.shape[1], device=q.device) + k.shape[1] - q.shape[1]
+    return (position[:, None] - torch.arange(k.shape[1], device=q.device)).abs()
 
 
 def dropout_keep_mask(

@@ -73,8 +73,8 @@ def attn_bwd(
         (q, *q.stride()[:3]), tile(k, tiles.block_n), tile(v, tiles.block_n),
         (out, *out.stride()[:3]), (dout, *dout.stride()[:3]), tile(dq, tiles.block_m),
         lse, None if dlse is None else dlse.contiguous(), lse_log2, delta,
-        options.dropout_seed, options.doc_start, options.kv_lengths, options.mask_rows,
-        options.mask_row_blocks,
+        options.dropout_seed, options.doc_start, options.kv_lengths, options.alibi_slopes,
+        options.mask_rows, options.mask_row_blocks,
         n_tiles=n_tiles, n_head=n_head, mask_head_stride=mask_head_stride(options.mask_rows),
         HAS_DLSE=dlse is not None, **shared, **tiles.launch,  # pyright: ignore
     )  # fmt: skip
@@ -90,6 +90,7 @@ def attn_bwd(
         tile(q, tiles.block_m), (k, *k.stride()[:3]), (v, *v.stride()[:3]),
         tile(dout, tiles.block_m), tile(dk, tiles.block_n), tile(dv, tiles.block_n),
         lse_log2, delta, options.dropout_seed, doc_start, doc_bounds, options.kv_lengths,
-        options.mask_cols, options.mask_col_blocks, n_tiles=n_tiles, n_kv_head=n_kv_head,
-        mask_head_stride=mask_head_stride(options.mask_cols), **shared, **tiles.launch,
+        options.alibi_slopes, options.mask_cols, options.mask_col_blocks, n_tiles=n_tiles,
+        n_kv_head=n_kv_head, mask_head_stride=mask_head_stride(options.mask_cols), **shared,
+        **tiles.launch,
     )  # fmt: skip

@@ -19,9 +19,11 @@ from .block_ranges import (
     visible_keys,
 )
 from .primitives import (
+    add_alibi,
     cap_scores,
     dropout_head_key,
     dropout_keep,
+    load_slope,
     load_tile,
     store_tile,
     uncap_gradient,
@@ -31,7 +33,7 @@ from .primitives import (
 @triton.jit
 def _accumulate_dkdv(
     dk, dv, k_tile, v_tile, q, dout, lse_log2_ptr, delta_ptr, batch, head, query_tiles, start_n,
-    key, n_keys, head_key, call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    key, n_keys, head_key, slope, call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the query tiles of one of the two loops to dk and dv.
@@ -51,6 +53,8 @@ def _accumulate_dkdv(
         lse_log2 = tl.load(lse_log2_ptr + offs_m)
         qk_t = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
         qk_t = cap_scores(qk_t, call.softcap_scale, features)
+        position = offs_m + (call.seq_k - seq_q)
+        qk_t = add_alibi(qk_t, position[None, :], key[:, None], slope, features)
         p_t = tl.exp2(qk_t * call.scale_log2 - lse_log2[None, :])
         if MASKED:
             # The queries change with each tile, so their intervals are computed in the loop.
@@ -88,10 +92,10 @@ def _accumulate_dkdv(
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def attn_bwd_dkdv_kernel(
     q, k, v, dout, dk, dv, lse_log2_ptr, delta_ptr, seed_ptr, doc_ptr, doc_bounds_ptr, lengths_ptr,
-    cols_ptr, col_blocks_ptr, n_tiles, n_kv_head, padded_q, mask_head_stride, seq_q, seq_k,
-    window_size, scale_log2, softmax_scale, softcap_scale, keep_scale, threshold, first_query,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
+    slopes_ptr, cols_ptr, col_blocks_ptr, n_tiles, n_kv_head, padded_q, mask_head_stride, seq_q,
+    seq_k, window_size, scale_log2, softmax_scale, softcap_scale, keep_scale, threshold,
+    first_query, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program for each batch, key-value head and tile of keys: write its rows of dk and dv."""
     call = Call(
@@ -122,6 +126,7 @@ def attn_bwd_dkdv_kernel(
         batch_head = batch * (n_kv_head * GROUP) + head
         row = tl.cast(batch_head, tl.int64) * padded_q
         head_key = dropout_head_key(batch_head, call) if features.dropout else 0
+        slope = load_slope(slopes_ptr, head, features)
         query_tiles = query_range(
             tile, start_n, batch, head, doc_bounds_ptr, n_keys, call, BLOCK_M, BLOCK_N, features
         )
@@ -129,8 +134,8 @@ def attn_bwd_dkdv_kernel(
         for masked in tl.static_range(1 - features.unmasked_loop, 1 + features.masked_loop):
             dk_acc, dv_acc = _accumulate_dkdv(
                 dk_acc, dv_acc, k_tile, v_tile, q, dout, lse_log2_ptr + row, delta_ptr + row,
-                batch, head, query_tiles, start_n, key, n_keys, head_key, call, HEAD_DIM, BLOCK_D,
-                BLOCK_M, features, PRECISION, MASKED=masked == 1,
+                batch, head, query_tiles, start_n, key, n_keys, head_key, slope, call, HEAD_DIM,
+                BLOCK_D, BLOCK_M, features, PRECISION, MASKED=masked == 1,
             )  # fmt: skip
     # Factors that all terms share are applied once, after the loop.
     dk_acc *= softmax_scale

@@ -9,9 +9,11 @@ import triton.language as tl
 from .block_ranges import UNSPECIALIZED, Call, is_visible, key_range, loop_bounds, tile_start
 from .primitives import (
     LOG2E,
+    add_alibi,
     cap_scores,
     dropout_head_key,
     dropout_keep,
+    load_slope,
     load_tile,
     store_tile,
     uncap_gradient,
@@ -21,7 +23,7 @@ from .primitives import (
 @triton.jit
 def _accumulate_dq(
     dq, q_tile, dout_tile, lse_log2, delta, k, v, batch, kv_head, key_tiles, start_m, lower, upper,
-    head_key, call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    head_key, slope, call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     features: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the key tiles of one of the two loops to dq."""
@@ -37,6 +39,8 @@ def _accumulate_dq(
         # to rescale the sum of the earlier ones.
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         qk = cap_scores(qk, call.softcap_scale, features)
+        position = start_m + (seq_k - call.seq_q) + tl.arange(0, q_tile.shape[0])
+        qk = add_alibi(qk, position[:, None], key[None, :], slope, features)
         p = tl.exp2(qk * call.scale_log2 - lse_log2[:, None])
         if MASKED:
             p = tl.where(is_visible(key[None, :], lower[:, None], upper[:, None], features), p, 0.0)
@@ -58,11 +62,11 @@ def _accumulate_dq(
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def attn_bwd_dq_kernel(
     q, k, v, out, dout, dq, lse_ptr, dlse_ptr, lse_log2_ptr, delta_ptr, seed_ptr, doc_ptr,
-    lengths_ptr, rows_ptr, row_blocks_ptr, n_tiles, n_head, padded_q, mask_head_stride, seq_q,
-    seq_k, window_size, scale_log2, softmax_scale, softcap_scale, keep_scale, threshold,
-    first_query, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
-    HAS_DLSE: tl.constexpr,
+    lengths_ptr, slopes_ptr, rows_ptr, row_blocks_ptr, n_tiles, n_head, padded_q,
+    mask_head_stride, seq_q, seq_k, window_size, scale_log2, softmax_scale, softcap_scale,
+    keep_scale, threshold, first_query, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
     """One program for each batch, head and tile of queries: write its rows of dq, delta and lse."""
     call = Call(
@@ -97,12 +101,13 @@ def attn_bwd_dq_kernel(
     tl.store(delta_ptr + row * padded_q + offs_m, delta)
 
     head_key = dropout_head_key(batch_head, call) if features.dropout else 0
+    slope = load_slope(slopes_ptr, head, features)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
     for masked in tl.static_range(1 - features.unmasked_loop, 1 + features.masked_loop):
         acc = _accumulate_dq(
             acc, q_tile, dout_tile, lse_log2, delta, k, v, batch, head // GROUP, key_tiles, start_m,
-            lower, upper, head_key, call, HEAD_DIM, BLOCK_D, BLOCK_N, features, PRECISION,
+            lower, upper, head_key, slope, call, HEAD_DIM, BLOCK_D, BLOCK_N, features, PRECISION,
             MASKED=masked == 1,
         )  # fmt: skip
     # dS is the gradient of scaled scores. The scale, common to all tiles, is applied once.

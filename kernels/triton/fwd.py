@@ -21,9 +21,11 @@ from .operands import operand, worth_describing
 from .primitives import (
     LN2,
     LOG2E,
+    add_alibi,
     cap_scores,
     dropout_head_key,
     dropout_keep,
+    load_slope,
     load_tile,
     store_tile,
 )
@@ -32,9 +34,9 @@ from .tuning import forward_tiles, launch_options, mask_head_stride, tiles_per_h
 
 @triton.jit
 def _attend(
-    acc, l_i, m_i, q_tile, k, v, batch, kv_head, key_tiles, start_m, lower, upper, head_key, call,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, features: tl.constexpr,
-    PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    acc, l_i, m_i, q_tile, k, v, batch, kv_head, key_tiles, start_m, lower, upper, head_key, slope,
+    call, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    features: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Process the key tiles of one of the two loops: update output, denominator and maximum.
 
@@ -50,6 +52,8 @@ def _attend(
         k_tile = load_tile(k, batch, kv_head, start_n, seq_k, HEAD_DIM, BLOCK_N, BLOCK_D, MASKED)
         qk = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         qk = cap_scores(qk, call.softcap_scale, features)
+        position = start_m + (seq_k - call.seq_q) + tl.arange(0, q_tile.shape[0])
+        qk = add_alibi(qk, position[:, None], key[None, :], slope, features)
         if MASKED:
             visible = is_visible(key[None, :], lower[:, None], upper[:, None], features)
             qk = tl.where(visible, qk, -float("inf"))
@@ -81,11 +85,12 @@ def _attend(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def attn_fwd_kernel(
-    q, k, v, k_masked, v_masked, out, lse_ptr, seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, rows_ptr,
-    row_blocks_ptr, n_tiles, n_head, mask_head_stride, seq_q, seq_k, window_size, scale_log2,
-    softcap_scale, keep_scale, threshold, first_query, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_N_MASKED: tl.constexpr, features: tl.constexpr, PRECISION: tl.constexpr,
+    q, k, v, k_masked, v_masked, out, lse_ptr, seed_ptr, doc_ptr, lengths_ptr, sinks_ptr,
+    slopes_ptr, rows_ptr, row_blocks_ptr, n_tiles, n_head, mask_head_stride, seq_q, seq_k,
+    window_size, scale_log2, softcap_scale, keep_scale, threshold, first_query,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_N_MASKED: tl.constexpr, features: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program for each batch, head and tile of queries: write its rows of out and lse."""
     call = Call(
@@ -111,14 +116,16 @@ def attn_fwd_kernel(
         l_i += 1.0
         m_i = l_i * (tl.load(sinks_ptr + head) * LOG2E)
     head_key = dropout_head_key(batch_head, call) if features.dropout else 0
+    slope = load_slope(slopes_ptr, head, features)
     # Loop 0 visits the full tiles, loop 1 the masked ones; a loop without tiles is not compiled.
     for masked in tl.static_range(1 - features.unmasked_loop, 1 + features.masked_loop):
         acc, l_i, m_i = _attend(
             acc, l_i, m_i, q_tile,
             k_masked if masked == 1 and k_masked is not None else k,
             v_masked if masked == 1 and v_masked is not None else v,
-            batch, head // GROUP, key_tiles, start_m, lower, upper, head_key, call, HEAD_DIM,
-            BLOCK_D, BLOCK_N_MASKED if masked else BLOCK_N, features, PRECISION, MASKED=masked == 1,
+            batch, head // GROUP, key_tiles, start_m, lower, upper, head_key, slope, call,
+            HEAD_DIM, BLOCK_D, BLOCK_N_MASKED if masked else BLOCK_N, features, PRECISION,
+            MASKED=masked == 1,
         )  # fmt: skip
 
     # Normalize once, instead of in each tile, and write lse for the backward pass. A row that sees
@@ -160,7 +167,7 @@ def attn_fwd(
         tile(v, tiles.block_n_masked) if cut else None,
         tile(out, tiles.block_m), lse,
         options.dropout_seed, options.doc_start, options.kv_lengths, options.sinks,
-        options.mask_rows, options.mask_row_blocks,
+        options.alibi_slopes, options.mask_rows, options.mask_row_blocks,
         n_tiles=n_tiles, n_head=n_head, mask_head_stride=mask_head_stride(options.mask_rows),
         BLOCK_N_MASKED=tiles.block_n_masked, **shared, **tiles.launch,
     )  # fmt: skip

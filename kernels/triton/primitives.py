@@ -103,6 +103,27 @@ def cap_scores(qk, softcap_scale, features: tl.constexpr):
 
 
 @triton.jit
+def add_alibi(qk, position, key, slope, features: tl.constexpr):
+    """Subtract slope * |position - key| from products of q and k, with ALiBi; both must broadcast.
+
+    Positions are exact in fp32 up to 2^24 tokens. The slope is divided by the scale of the scores.
+    """
+    if features.alibi:
+        return qk - slope * tl.abs(position.to(tl.float32) - key.to(tl.float32))
+    else:
+        return qk
+
+
+@triton.jit
+def load_slope(slopes_ptr, head, features: tl.constexpr):
+    """ALiBi's slope of a head; 0 without ALiBi."""
+    if features.alibi:
+        return tl.load(slopes_ptr + head)
+    else:
+        return 0.0
+
+
+@triton.jit
 def uncap_gradient(ds, qk, features: tl.constexpr):
     """Gradient of the scores before the softcap, if any; qk is the result of `cap_scores`."""
     if features.softcap:

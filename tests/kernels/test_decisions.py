@@ -41,6 +41,8 @@ OPTIONS = [
     {"kv_lengths": torch.tensor([30])},
     {"kv_lengths": torch.tensor([11])},
     {"sinks": torch.tensor([0.5, -1.0])},
+    {"alibi_slopes": torch.tensor([0.5, 0.1])},
+    {"alibi_slopes": torch.tensor([0.2, 0.3])},
     {"dropout_p": 0.3, "dropout_seed": 3},
     {"dropout_p": 0.3, "dropout_seed": 4},
     {"dropout_p": 0.4, "dropout_seed": torch.tensor([4])},

@@ -25,6 +25,7 @@ assert_close = partial(torch.testing.assert_close, **TOLERANCE[torch.float32])
 
 pytestmark = pytest.mark.usefixtures("copy_engines")
 # one token, an odd length, and more queries or more keys, so that some rows or columns see nothing
+SLOPES = torch.tensor([0.5, 0.25, 0.03, 0.0])
 LENGTHS = [(1, 65), (70, 70), (33, 100), (100, 33)]
 
 
@@ -166,6 +167,12 @@ def test_a_cap_far_above_the_scores(check, precise):
     check(1, 70, 70, 2, 1, 16, precise, softcap=1000.0, scale=1e-2)
 
 
+# The sign of a distance and its offset depend on the mask and on the lengths.
+@each_pair(lengths=LENGTHS, causal=CAUSAL_OR_FULL)
+def test_alibi(check, lengths, causal, dtype):
+    check(2, *lengths, 4, 2, 16, dtype, causal=causal, alibi_slopes=SLOPES)
+
+
 def lengths(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
 
@@ -180,11 +187,16 @@ COMBINATIONS = {
     "padding": {"kv_lengths": lengths(0, 41)},
     "sinks": {"causal": True, "sinks": SINKS},
     "softcap": {"softcap": 2.0},
+    "alibi": {"alibi_slopes": SLOPES[1:2]},
     "window, documents": {"window_size": 9, "doc_start": packed(5, 28, 37, repeat=2)},
     "window, padding": {"window_size": 30, "kv_lengths": lengths(40, 3)},
     "documents, padding": {"doc_start": packed(33, 37, repeat=2), "kv_lengths": lengths(33, 34)},
     "sinks, softcap, padding": {
         "sinks": SINKS, "softcap": 2.0, "kv_lengths": lengths(0, 41),
+    },
+    "alibi, window, documents, sinks": {
+        "causal": True, "window_size": 20, "doc_start": packed(5, 28, 37, repeat=2),
+        "alibi_slopes": SLOPES[1:2], "sinks": SINKS, "softmax_scale": 0.4,
     },
     "all": {
         "causal": True, "window_size": 20, "doc_start": packed(5, 28, 37, repeat=2),
@@ -294,7 +306,10 @@ def test_no_option_changes_what_dropout_keeps(device_for, attention, precise, na
     p, _ = attention(q, k, v, **options, dropout_p=0.4, dropout_seed=7)
     sizes = {"batch": 2, "n_head": 1, "seq_q": 64, "seq_k": 64}
     kept = dropout_keep_mask(7, **sizes, dropout_p=0.4, device=q.device)
-    masks = {x: options[x] for x in options.keys() - {"sinks", "softcap", "softmax_scale"}}
+    masks = {
+        x: options[x]
+        for x in options.keys() - {*("sinks", "softcap", "softmax_scale", "alibi_slopes")}
+    }
     visible = visible_keys(64, 64, device=q.device, **masks)
     assert torch.equal(p.transpose(1, 2) != 0, kept & visible)
 
@@ -342,6 +357,11 @@ def test_long_sequences_with_options(check, name, seq, head_dim):
         },
         "sinks, softcap, padding": {
             "sinks": SINKS, "softcap": 2.0, "kv_lengths": lengths(0),
+        },
+        "alibi": {"alibi_slopes": SLOPES[:2] / 10},
+        "alibi, window, documents, sinks": {
+            "causal": True, "window_size": 200, "doc_start": packed(300, 1, seq - 301),
+            "alibi_slopes": SLOPES[1:2] / 10, "sinks": SINKS,
         },
         "all": {
             "causal": True, "window_size": 200, "doc_start": packed(300, 1, seq - 301),

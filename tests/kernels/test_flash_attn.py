@@ -89,6 +89,18 @@ def test_varlen_is_attention_of_each_sequence(device, dtype, causal, lengths_q, 
     torch.testing.assert_close(actual, wanted, rtol=tolerance, atol=tolerance)
 
 
+def test_slopes_act_on_distances_within_each_sequence():
+    slopes = torch.tensor([0.5, 0.1])
+    lengths = [5, 30]
+    cu, inputs = offsets(lengths, "cpu"), random_tensors([(35, 2, 16)] * 3, [torch.float32] * 3)
+    for causal in (True, False):
+        out = flash_attn_varlen_func(*inputs, cu, cu, 30, 30, causal=causal, alibi_slopes=slopes)
+        for part, *qkv in zip(*(x.split(lengths) for x in (out, *inputs)), strict=True):
+            qkv = [x[None] for x in qkv]
+            expected, _ = standard_attention(*qkv, causal=causal, alibi_slopes=slopes)
+            torch.testing.assert_close(part[None], expected)
+
+
 def offsets(lengths: list[int], device: str) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).int().to(device)
 
@@ -182,7 +194,8 @@ def test_call_of_nanochat(device, dtype, window):
     [
         ({"window_size": (3, 2)}, r"window_size=\(3, 2\) must have equal sides"),
         ({"window_size": 3}, r"window_size must be \(left, right\)"),
-        ({"alibi_slopes": torch.ones(2)}, "alibi_slopes is not supported"),
+        ({"alibi_slopes": torch.ones(1, 2)}, r"alibi_slopes must have shape \(2,\)"),
+        ({"alibi_slopes": torch.ones(2), "softcap": 2.0}, "softcap must be None with alibi_slopes"),
         ({"return_attn_probs": True}, "return_attn_probs is not supported, .*return_lse=True"),
         ({"causal": 1}, "causal must be True or False"),
     ],

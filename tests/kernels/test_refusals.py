@@ -196,7 +196,7 @@ def test_works_without_triton_and_without_a_gpu():
         ("attn_mask", "kv_lengths"),
         ("enable_gqa", "fewer heads"),
         ("cu_seqlens", "doc_start"),
-        ("alibi_slopes", "rotary"),
+        ("max_seqlen_q", "flash_attn_varlen_func"),
         ("key_padding_mask", "kv_lengths"),
         ("block_mask", "BlockSparseMask"),
     ],
@@ -214,3 +214,18 @@ def test_arguments_of_other_packages_are_refused_with_ours(theirs, ours):
 def test_unknown_arguments_are_refused_with_the_valid_ones():
     with pytest.raises(TypeError, match="unexpected keyword argument 'window': it takes causal, "):
         flash_attention(*make_qkv(1, 4, 4, 1, 1, 16), window=3)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "message"),
+    [
+        (torch.ones(3), r"alibi_slopes must have shape \(2,\)"),
+        (torch.ones(2, dtype=torch.int64), "alibi_slopes must be floating point"),
+        (torch.ones(2, requires_grad=True), "alibi_slopes must not require a gradient"),
+    ],
+)
+def test_slopes_that_cannot_be_used_are_refused(slopes, message):
+    for _ in range(2):  # decided, then cached
+        with pytest.raises(ValueError, match=message):
+            flash_attention(*qkv(), alibi_slopes=slopes)
+        flash_attention(*qkv(), alibi_slopes=torch.ones(2))

@@ -54,9 +54,9 @@ class Shared(NamedTuple):
 @gluon.jit
 def attn_bwd_kernel(
     q, k, v, dout, row_stats, dq, dk, dv, sums_ptr, flags_ptr, counter, seed_ptr, lengths_ptr,
-    doc_ptr, doc_tiles_ptr, doc_blocks_ptr, ranges_ptr, visits_ptr, splits_ptr, seq_q, seq_k,
-    n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale, threshold, n_tiles,
-    n_heads, section, mask_stride, first_query, plan: gl.constexpr,
+    doc_ptr, doc_tiles_ptr, doc_blocks_ptr, slopes_ptr, ranges_ptr, visits_ptr, splits_ptr,
+    seq_q, seq_k, n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale,
+    threshold, n_tiles, n_heads, section, mask_stride, first_query, plan: gl.constexpr,
 ):  # fmt: skip
     D: gl.constexpr = plan.block_d
     N: gl.constexpr = plan.block
@@ -99,7 +99,7 @@ def attn_bwd_kernel(
     call = Call(
         seq_q, seq_k, n_head, group, window_size, scale, scale_log2, softcap_scale, keep_scale,
         threshold, first_query, seed_ptr, lengths_ptr, doc_ptr, doc_tiles_ptr, doc_blocks_ptr,
-        ranges_ptr=ranges_ptr, visits_ptr=visits_ptr, splits_ptr=splits_ptr,
+        slopes_ptr=slopes_ptr, ranges_ptr=ranges_ptr, visits_ptr=visits_ptr, splits_ptr=splits_ptr,
         mask_stride=mask_stride,
     )  # fmt: skip
     WARPS: gl.constexpr = plan.worker_warps

@@ -43,6 +43,7 @@ def compile_bwd(plan: BackwardPlan, dtype: torch.dtype) -> Any:
         "*i64" if plan.features.dropout else None,
         "*i32" if plan.features.lengths else None,
         *["*i32" if plan.features.documents else None] * 3,
+        "*fp32" if plan.features.alibi else None,
         *["*i32" if plan.has_block_list else None] * 2,
         "*fp32" if plan.has_block_list else None,  # splits
         *["i32"] * 5,
@@ -191,6 +192,7 @@ class BackwardLaunch:
             documents = [options.doc_start.data_ptr(), doc_tiles, doc_blocks]
             self._doc_kernel.launch(self._doc_programs, stream, *documents, *self._doc_numbers)
         ranges = options.mask_col_ranges
+        slopes_and_lists = options.alibi_slopes, ranges, options.mask_visits
         seed_and_lengths: tuple[Any, ...] = options.dropout_seed, options.kv_lengths
         self._kernel.launch(
             self._programs,
@@ -201,7 +203,7 @@ class BackwardLaunch:
             sums, flags, tile_counters.pair(device, stream).data_ptr(),
             *[x.data_ptr() for x in seed_and_lengths if x is not None],
             *documents,
-            *[x.data_ptr() for x in (ranges, options.mask_visits) if x is not None],
+            *[x.data_ptr() for x in slopes_and_lists if x is not None],
             *([] if ranges is None else [splits if self._split_programs else sums]),
             *self._numbers,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from ...triton.block_ranges import n_keys_of, visible_keys
 from ...triton.primitives import dropout_head_key, dropout_keep
 from ..block_list import ALL_PARTS, in_parts
-from ..call import doc_starts
+from ..call import alibi_slope, doc_starts, with_alibi
 from ..forward.softmax import capped
 from ..gluon import exp2, log2, round_to, tma_store
 from ..pipeline import arrive, wait_empty, wait_full
@@ -39,6 +39,7 @@ class View(NamedTuple):
     whole_from: gl.tensor  # queries [whole_from, whole_to) see all keys of the group
     whole_to: gl.tensor
     head_key: gl.tensor  # dropout key of the current query head, set by `begin_head`
+    slope: gl.tensor  # of ALiBi, for the current query head
     parts: gl.tensor  # of the current row tile in a packed list, set by `with_parts`
 
 
@@ -91,23 +92,26 @@ def begin_tile(
     wait_full(shared.kv_full, i)
     dk = gl.zeros([GROUP_N, D], gl.float32, layout=O)
     dv = gl.zeros([GROUP_N, D], gl.float32, layout=O)
-    return View(start_n, batch, whole_from, whole_to, 0, 0), skipped, dk, dv
+    return View(start_n, batch, whole_from, whole_to, 0, 0.0, 0), skipped, dk, dv
 
 
 @gluon.jit
 def begin_head(work, view, h, kv_heads, call, plan: gl.constexpr):
-    """(number, `work_of_head`, `View` with its dropout key) of the h-th query head of the group."""
+    """(number, `work_of_head`, its `View`) of the h-th query head of the group."""
     head = work.batch_kv % kv_heads * call.group + h
+    key = 0
     if plan.features.dropout:
         key = dropout_head_key(view.batch * call.n_head + head, call)
-        view = View(view.start_n, view.batch, view.whole_from, view.whole_to, key, 0)
+    slope = alibi_slope(head, call, plan.features)
+    view = View(view.start_n, view.batch, view.whole_from, view.whole_to, key, slope, 0)
     return head, work_of_head(work, head, h, call, plan), view
 
 
 @gluon.jit
 def with_parts(view, parts):
     """Replace the parts of `view` by those of a row tile in a packed list."""
-    return View(view.start_n, view.batch, view.whole_from, view.whole_to, view.head_key, parts)
+    whole = view.whole_from, view.whole_to
+    return View(view.start_n, view.batch, *whole, view.head_key, view.slope, parts)
 
 
 @gluon.jit
@@ -151,6 +155,10 @@ def gradients(
     # Read delta here, under dp. Behind dp every step would wait for it: 10% longer at 64 columns.
     delta = _row_stats(shared, stage, M, S)
     s = capped(s, call, plan)
+    if plan.features.alibi:
+        m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, S)), 0)
+        n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
+        s = with_alibi(s, start_m + m, view.start_n + n, view.slope, call, plan.features)
     # Row tiles that see all keys of the group skip the mask.
     if plan.masks and _hides(start_m, view, plan):
         s = _masked_scores(s, start_m, view, call, plan)

@@ -97,7 +97,7 @@ class BackwardPlan:
     @property
     def asks_for_rows(self) -> bool:
         """Whether a group of keys needs the number of its row tile."""
-        return self.masks or self.features.dropout
+        return self.masks or self.features.dropout or self.features.alibi
 
     @property
     def masks(self) -> bool:

@@ -63,9 +63,9 @@ def _make_team(q, k, v, out, plan: gl.constexpr):
 
 @gluon.jit
 def attn_fwd_kernel(
-    q, k, v, out, lse_ptr, counter, seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, rows_ptr,
-    row_blocks_ptr, seq_q, seq_k, n_head, group, window_size, scale_log2, softcap_scale, keep_scale,
-    threshold, n_tiles, n_heads, section, mask_stride, first_query, plan: gl.constexpr,
+    q, k, v, out, lse_ptr, counter, seed_ptr, doc_ptr, lengths_ptr, sinks_ptr, slopes_ptr,
+    rows_ptr, row_blocks_ptr, seq_q, seq_k, n_head, group, window_size, scale_log2, softcap_scale,
+    keep_scale, threshold, n_tiles, n_heads, section, mask_stride, first_query, plan: gl.constexpr,
 ):  # fmt: skip
     # A tuple of fixed length: without a second or third team, its entry is not used.
     a = _make_team(q, k, v, out, plan)
@@ -78,7 +78,8 @@ def attn_fwd_kernel(
     call = Call(
         seq_q, seq_k, n_head, group, window_size, None, scale_log2, softcap_scale, keep_scale,
         threshold, first_query, seed_ptr, lengths_ptr, doc_ptr, sinks_ptr=sinks_ptr,
-        rows_ptr=rows_ptr, row_blocks_ptr=row_blocks_ptr, mask_stride=mask_stride,
+        slopes_ptr=slopes_ptr, rows_ptr=rows_ptr, row_blocks_ptr=row_blocks_ptr,
+        mask_stride=mask_stride,
     )  # fmt: skip
     CONSUMERS: gl.constexpr = plan.teams * plan.groups
     WARPS: gl.constexpr = plan.worker_warps

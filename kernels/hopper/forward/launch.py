@@ -32,6 +32,7 @@ def compile_fwd(plan: Plan, dtype: torch.dtype) -> Any:
         "*i32" if features.documents else None,
         "*i32" if features.lengths else None,
         "*fp32" if features.sinks else None,
+        "*fp32" if features.alibi else None,
         *["*i32" if plan.has_block_list else None] * 2,
         *["i32"] * 5,
         *["fp32"] * 3,
@@ -97,8 +98,8 @@ class ForwardLaunch:
         q_map, q = self._q_map(q)
         k_map, k = self._k_map(k)
         v_map, v = self._v_map(v)
-        # In the order of the kernel: seed, documents, lengths, sinks, mask rows, their blocks.
-        tensors: tuple[Any, ...] = options[:6]
+        # In the order of the kernel: seed, documents, lengths, sinks, slopes, mask rows, blocks.
+        tensors: tuple[Any, ...] = options[:7]
         self._kernel.launch(
             self._programs,
             stream,

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 from ...triton.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, tanh_ratio
 from ..block_list import in_parts
-from ..call import doc_starts
+from ..call import alibi_slope, doc_starts, with_alibi
 from ..gluon import exp2, reciprocal, round_to
 from .tiles import M, row_bounds
 
@@ -22,6 +22,7 @@ class Rows(NamedTuple):
     lower: gl.tensor  # (M,): of the visited tiles, each query sees the keys [lower, upper)
     upper: gl.tensor
     head_key: gl.tensor  # for dropout
+    slope: gl.tensor  # of ALiBi
 
 
 @gluon.jit
@@ -37,7 +38,8 @@ def make_rows(start_m, batch, batch_head, row, call, plan: gl.constexpr, S: gl.c
     head_key = 0
     if plan.features.dropout:
         head_key = dropout_head_key(batch_head, call)
-    return Rows(start_m, lower, upper, head_key)
+    slope = alibi_slope(batch_head % call.n_head, call, plan.features)
+    return Rows(start_m, lower, upper, head_key, slope)
 
 
 @gluon.jit
@@ -51,8 +53,12 @@ def capped(s, call, plan: gl.constexpr):
 
 @gluon.jit
 def masked_scores(s, start_n, parts, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
-    """Apply the softcap to products of q and k, and set those of hidden keys to -inf."""
+    """Apply softcap and ALiBi to products of q and k, and set those of hidden keys to -inf."""
     s = capped(s, call, plan)
+    if plan.features.alibi:
+        m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(1, s.type.layout)), 1)
+        n = gl.expand_dims(gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout)), 0)
+        s = with_alibi(s, rows.start_m + m, start_n + n, rows.slope, call, plan.features)
     if MASKED:
         n = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
         key = start_n + n

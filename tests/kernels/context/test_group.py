@@ -83,6 +83,7 @@ REFUSED = {
         {"impl": "hopper", "method": "ring"}, "impl='hopper' .* q.device=cpu must be an H100",
     ),
     "sinks": ({"sinks": torch.zeros(2)}, "sinks must be None"),
+    "alibi_slopes": ({"alibi_slopes": torch.zeros(2)}, "alibi_slopes must be None"),
     "method": ({"method": "tree"}, "method must be None, 'ring' or 'gather', got 'tree'"),
     "window": ({"method": "ring", "window_size": 3}, "'ring' cannot .* not support window_size"),
     "padding": (

@@ -56,6 +56,7 @@ OPTIONAL_POINTERS = {
     "doc_bounds_ptr": "documents",
     "lengths_ptr": "lengths",
     "sinks_ptr": "sinks",
+    "slopes_ptr": "alibi",
     "rows_ptr": "mask_block_size",
     "row_blocks_ptr": "mask_block_size",
     "cols_ptr": "mask_block_size",
@@ -66,6 +67,7 @@ CAUSAL = Features(causal=True)
 VARIANTS = {
     "dropout": Features(causal=True, dropout=True),
     "window and documents": Features(causal=True, window=True, documents=True),
+    "alibi": Features(causal=True, alibi=True),
     "padding, cap and sinks": Features(lengths=True, softcap=True, sinks=True),
     "mask": Features(causal=True, mask_block_size=128),
     "whole blocks": Features(mask_block_size=128, masked_loop=False),
@@ -124,7 +126,7 @@ def cases() -> Iterator[Case]:
 
 
 def pointer_type(arg: str) -> str:
-    types = {"seed_ptr": "*i64", "sinks_ptr": "*fp32"}
+    types = {"seed_ptr": "*i64", "sinks_ptr": "*fp32", "slopes_ptr": "*fp32"}
     return types.get(arg, "*i32" if arg in OPTIONAL_POINTERS else "*fp32")
 
 
