@@ -11,7 +11,7 @@ from kernels.mask.block_mask import BlockSparseMask
 from model.cache import KVCache
 from model.config import BlockConfig
 from model.positions import apply_rotary
-from model.residual import RMS_EPS, DeferredResidual, defer, normalise
+from model.residual import DeferredResidual, defer, normalise
 
 
 class SelfAttention(nn.Module):
@@ -37,7 +37,8 @@ class SelfAttention(nn.Module):
         width = (self.n_head + 2 * self.n_kv_head) * self.head_dim
         self.qkv_proj = nn.Linear(config.n_embd, width, bias=config.bias)
         self.q_norm, self.k_norm = (
-            nn.RMSNorm(self.head_dim, eps=RMS_EPS) if config.qk_norm else None for _ in "qk"
+            nn.RMSNorm(self.head_dim, eps=config.eps("rms_norm")) if config.qk_norm else None
+            for _ in "qk"
         )
         self.out_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kernels.limits import MAX_VOCAB_SIZE
-from model.config import MAX_CONTEXT, MAX_WIDTH, BlockConfig, check_positive
+from model.config import MAX_CONTEXT, BlockConfig, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,6 @@ class ClassifierConfig(BlockConfig):
         check_positive(self, "model", "vocab_size", most=1024)  # a wide one-hot matrix is slow
         check_positive(self, "model", "n_classes", most=MAX_VOCAB_SIZE)
         check_positive(self, "model", "context_length", most=MAX_CONTEXT)
-        check_positive(self, "model", "n_inner", most=4 * MAX_WIDTH)
         if self.documents not in (1, 2):
             raise ValueError(f"model.documents={self.documents} must be 1 or 2.")
         if self.grid_width is None:
@@ -112,11 +111,6 @@ class ClassifierConfig(BlockConfig):
                 f"model.min_wavelength={self.min_wavelength} must be between 0 and "
                 f"model.max_wavelength={self.max_wavelength}."
             )
-
-    @property
-    def mlp_width(self) -> int:
-        """Width of the MLP between its two layers."""
-        return self.n_inner
 
     @property
     def n_positions(self) -> int:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Attention = Literal["auto", "hopper", "triton", "sdpa", "reference", "eager"]
 
 DEFAULT_ROPE_BASE = 10_000.0
+NORM_EPS = {"layer_norm": 1e-5, "rms_norm": 1e-6}
 
 GPT2_SIZES: dict[str, dict[str, Any]] = {
     "small": {"n_layer": 12, "n_head": 12, "n_embd": 768},  # 124M
@@ -160,6 +161,12 @@ class BlockConfig:
     mlp: Literal["gelu", "swiglu"] = "gelu"
     """MLP between its linear layers: GELU, or SwiGLU at a width with about as many parameters
     (Shazeer 2020, arXiv 2002.05202)."""
+    n_inner: int | None = None
+    """Width of the MLP between its linear layers. null: 4 n_embd for GELU, and for SwiGLU two
+    thirds of that, rounded up to a multiple of 64."""
+    norm_eps: float | None = None
+    """Added to the variance (RMSNorm: the mean square) in all normalisations, above 0. null: 1e-5
+    in LayerNorm, 1e-6 in RMSNorm."""
     mask: MaskConfig = field(default_factory=MaskConfig)
     """Dense attention, or a block-sparse pattern."""
     recompute_gelu: bool = True
@@ -203,6 +210,13 @@ class BlockConfig:
                         f"{self.attention}: use model.attention=auto or triton."
                     )
         self._check_heads_and_windows()
+        if self.n_inner is not None:
+            check_positive(self, "model", "n_inner", most=4 * MAX_WIDTH)
+        if self.norm_eps is not None and not 0 < self.norm_eps < 1:
+            raise ValueError(
+                f"model.norm_eps={self.norm_eps} must be above 0 and below 1. Try 1e-6, or leave "
+                "it out."
+            )
 
     def _check_heads_and_windows(self) -> None:
         if self.n_kv_head is not None and (self.n_kv_head < 1 or self.n_head % self.n_kv_head != 0):
@@ -235,13 +249,16 @@ class BlockConfig:
 
     @property
     def mlp_width(self) -> int:
-        """Width of the MLP between its layers.
-
-        4 n_embd as in GPT-2, or for SwiGLU two thirds of that, rounded up to a multiple of 64.
-        """
+        """Width of the MLP between its linear layers: n_inner, or its default."""
+        if self.n_inner is not None:
+            return self.n_inner
         if self.mlp == "gelu":
             return 4 * self.n_embd
         return -(-8 * self.n_embd // (3 * 64)) * 64
+
+    def eps(self, norm: Literal["layer_norm", "rms_norm"]) -> float:
+        """Return what a normalisation of this kind adds to the variance: norm_eps or a default."""
+        return NORM_EPS[norm] if self.norm_eps is None else self.norm_eps
 
     def attends_to_all(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, has neither a window nor a mask."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from model.config import ModelConfig
 
-# Fields that determine the weights. A new run may change dropout, the context length, and the mask,
-# window and implementation of attention.
+# Fields that determine the weights, or what they compute. A new run may change dropout, the context
+# length, and the mask, window and implementation of attention.
 MUST_AGREE = (
     "vocab_size",
     "vocab_multiple",
@@ -28,6 +28,8 @@ MUST_AGREE = (
     "qk_norm",
     "norm",
     "mlp",
+    "n_inner",
+    "norm_eps",
     "positions",
     "bias",
     "scale_attn_by_inverse_layer_idx",

@@ -13,7 +13,6 @@ from kernels.autocast import in_autocast_dtype
 from kernels.fused.layer_norm import add_bias, add_branch, add_layer_norm
 from model.config import BlockConfig
 
-RMS_EPS = 1e-6
 Norm = nn.LayerNorm | nn.RMSNorm
 
 
@@ -39,8 +38,8 @@ def resolve(x: Tensor, pending: DeferredResidual | None) -> Tensor:
 def make_norm(config: BlockConfig) -> Norm:
     """Build the normalisation before a layer, over n_embd features."""
     if config.norm == "rms_norm":
-        return nn.RMSNorm(config.n_embd, eps=RMS_EPS)
-    return nn.LayerNorm(config.n_embd, bias=config.bias)
+        return nn.RMSNorm(config.n_embd, eps=config.eps("rms_norm"))
+    return nn.LayerNorm(config.n_embd, eps=config.eps("layer_norm"), bias=config.bias)
 
 
 def normalise(x: Tensor, norm: Norm) -> Tensor:

@@ -31,8 +31,10 @@ CHOICES = {
     "window": {"window_size": 9},
     "alternating": {"window_size": 9, "full_every": 2},
     "qk_norm": {"qk_norm": True, "positions": "learned"},
-    "rms_norm": {"norm": "rms_norm"},
+    "rms_norm": {"norm": "rms_norm", "norm_eps": 1e-3},
     "swiglu": {"mlp": "swiglu"},
+    "narrow swiglu": {"mlp": "swiglu", "n_inner": 50},
+    "narrow gelu": {"n_inner": 50, "norm_eps": 1e-3},
     "strided": {"mask": MaskConfig(pattern="strided", block_size=16, stride_blocks=2)},
     "random": {"mask": MaskConfig(pattern="random", block_size=16, random_blocks=1)},
     "window of blocks": {"mask": MaskConfig(pattern="window", block_size=16, global_blocks=0)},
@@ -167,6 +169,8 @@ def test_flops_count_visible_pairs() -> None:
         ({"window_size": 4, "attention": "sdpa"}, "=4 is not supported with model.attention=sdpa"),
         ({"norm": "batch_norm"}, "model.norm='batch_norm' must be one of layer_norm, rms_norm"),
         ({"mlp": "relu"}, "model.mlp='relu' must be one of gelu, swiglu"),
+        ({"n_inner": 0}, "model.n_inner=0 must be at least 1"),
+        ({"norm_eps": 0.0}, "model.norm_eps=0.0 must be above 0 and below 1. Try 1e-6"),
     ],
 )
 def test_invalid_options_are_refused(change: dict, message: str) -> None:
@@ -178,15 +182,6 @@ def test_invalid_options_are_refused(change: dict, message: str) -> None:
 def test_invalid_masks_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"model.mask.{name}=-1 must be at least"):
         MaskConfig(**{name: -1})
-
-
-def test_options_that_cannot_be_exported() -> None:
-    from model.hf import config_to_hf
-
-    for name in ("n_kv_head", "window_size", "qk_norm", "norm", "mlp"):
-        change = {name: getattr(MODERN, name)}
-        with pytest.raises(ValueError, match=f"model.{name}=.* cannot be exported"):
-            config_to_hf(replace(BASE, **change), eot_id=0, dtype=torch.float32)
 
 
 @pytest.mark.gpu
