@@ -3,7 +3,9 @@
 python -m scripts.export_hf out/gpt2_small_1k FOLDER [--dtype bfloat16] [--push-to-hub NAME]
 
 Load FOLDER with AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained. Models with
-learned positions are exported as a GPT-2, those with rotary positions as a GPT-NeoX.
+learned positions are exported as a GPT-2, those with rotary positions as a GPT-NeoX. Models that
+also have RMSNorm and SwiGLU are exported as a Llama, or with normalised queries and keys, and
+windows if any, as a Qwen3. `train.py CONFIG --dry-run` says which, before training.
 """
 
 import argparse
@@ -48,7 +50,8 @@ from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
 from data.hub import upload
 from evaluation.model_card import model_card
 from evaluation.runs import open_run
-from model.hf import DTYPES, config_to_hf, layout_for, state_to_hf
+from model.hf.config import config_to_hf, layout_for
+from model.hf.weights import DTYPES, state_to_hf
 from training.checkpoint.choice import find_checkpoint
 
 

@@ -3,7 +3,11 @@
 python -m scripts.import_hf gpt2 --out out/gpt2           from the hub
 python -m scripts.import_hf FOLDER --out out/mine [--data out/data/mine] [--tokenizer FILE]
 
-The model must be a GPT-2, or a GPT-NeoX with use_parallel_residual=False and rotary_pct=1.
+The model must be a GPT-2, a GPT-NeoX with use_parallel_residual=False and rotary_pct=1, a Llama, or
+a Qwen3. Its head must be tied to the embedding. To continue it at a longer context:
+
+python train.py out/mine/config.yaml run.init_from=out/mine run.out_dir=out/mine_16k
+    model.context_length=16384 model.rope_base=1e6 optim.batch_tokens=524288
 """
 
 import argparse
@@ -46,7 +50,8 @@ from data.text.shards import TOKENIZER
 from data.text.tokenizer import load_tokenizer
 from model.config import ModelConfig
 from model.gpt import GPT
-from model.hf import config_from_hf, state_from_hf
+from model.hf.config import config_from_hf
+from model.hf.weights import state_from_hf
 from training.checkpoint.contents import save_model
 from training.checkpoint.folders import CHECKPOINTS, UNFINISHED
 from training.config import RUN_CONFIG, RunConfig

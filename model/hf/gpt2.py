@@ -28,17 +28,21 @@ GPT2 = Layout(
     embedding="wte.weight",
     positions="wpe.weight",
     norm="ln_f",
-    block=(
-        *("h.{}.ln_1", "h.{}.attn.c_attn", "h.{}.attn.c_proj"),
-        *("h.{}.ln_2", "h.{}.mlp.c_fc", "h.{}.mlp.c_proj"),
-    ),
+    block={
+        "ln_1": ("h.{}.ln_1",),
+        "attn.qkv_proj": ("h.{}.attn.c_attn",),
+        "attn.out_proj": ("h.{}.attn.c_proj",),
+        "ln_2": ("h.{}.ln_2",),
+        "mlp.fc_in": ("h.{}.mlp.c_fc",),
+        "mlp.fc_out": ("h.{}.mlp.c_proj",),
+    },
     transposed=True,
+    always_biased=True,
     # the causal mask, and the score of masked positions
     buffers=re.compile(r"h\.\d+\.attn\.(masked_)?bias"),
     choices={
         # two names of the same function
         "activation_function": Choice("gelu_new", ("gelu_new", "gelu_pytorch_tanh")),
-        "layer_norm_epsilon": Choice(1e-5, (1e-5,)),  # torch's default
         "scale_attn_weights": Choice(True, (True,)),
         "add_cross_attention": Choice(False, (False,)),
         "tie_word_embeddings": Choice(True, (True,)),
@@ -52,10 +56,12 @@ GPT2 = Layout(
     },
     width="n_inner",
     width_default=None,
+    eps="layer_norm_epsilon",
     dropout=("embd_pdrop", "resid_pdrop"),
     attention_dropout="attn_pdrop",
     default_rate=0.1,
-    exportable=frozenset({SCALED}),
+    fixed={},
+    exportable=frozenset({SCALED, "bias"}),
     read=_read,
     write=lambda config: {SCALED: config.scale_attn_by_inverse_layer_idx},
 )

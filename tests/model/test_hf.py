@@ -7,7 +7,8 @@ import torch
 
 from model.config import MaskConfig, ModelConfig
 from model.gpt import GPT
-from model.hf import config_from_hf, config_to_hf, state_from_hf, state_to_hf
+from model.hf.config import config_from_hf, config_to_hf
+from model.hf.weights import state_from_hf, state_to_hf
 
 VOCAB = 61  # odd: the table is padded to 64
 CONFIG = ModelConfig(
@@ -167,6 +168,8 @@ def test_configuration_round_trips():
         dropout=0.25,
         attention_dropout=0.5,
         scale_attn_by_inverse_layer_idx=True,
+        n_inner=50,
+        norm_eps=1e-3,
     )
     assert config_from_hf(config_to_hf(config, eot_id=7, dtype=torch.float32)) == config
 
@@ -180,14 +183,15 @@ def test_defaults_match_transformers(make_gpt2):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gptj"}, "model_type='gptj', and .* only be 'gpt2' or 'gpt_neox'"),
+        ({"model_type": "gptj"}, "model_type='gptj', and .* 'gpt2' or 'gpt_neox' or 'llama'"),
         ({"activation_function": "relu"}, "activation_function='relu'.*'gelu_new' or"),
-        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon=1e-06"),
+        ({"layer_norm_epsilon": "1e-5"}, "layer_norm_epsilon='1e-5' of the normalisations"),
+        ({"layer_norm_epsilon": 0.0}, "model.norm_eps=0.0 must be above 0"),
         ({"scale_attn_weights": False}, "scale_attn_weights=False"),
         ({"add_cross_attention": True}, "add_cross_attention=True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings=False"),
-        ({"n_inner": 64}, r"n_inner=64.*4 \* n_embd=128"),
-        ({"n_inner": 256}, r"n_inner=256.*4 \* n_embd=128"),
+        ({"n_inner": 64.0}, "n_inner=64.0, which must be a whole number"),
+        ({"n_inner": 0}, "model.n_inner=0 must be at least 1"),
         ({"resid_pdrop": 0.2}, "embd_pdrop=0.1 and resid_pdrop=0.2.*one rate for both"),
         ({"attn_pdrop": "no"}, "attn_pdrop='no', which must be a rate"),
         ({"attn_pdrop": 1.0}, "model.attention_dropout=1.0 is a rate"),

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from evaluation.runs import open_run
+from model.generate import generate
 from scripts import export_hf, import_hf
 
 
@@ -136,18 +137,29 @@ def test_invalid_exports_are_refused(imported, run, tmp_path, monkeypatch):
     assert not (tmp_path / "hf").exists() and not list((tmp_path / "empty").iterdir())
 
 
-def test_a_rotary_run_is_a_gpt_neox(run, tmp_path, monkeypatch):
+MODERN = [
+    *("model.norm=rms_norm", "model.mlp=swiglu", "model.n_head=4", "model.n_kv_head=2"),
+    *("model.dropout=0", "model.bias=false"),
+]
+WINDOWS = ["model.qk_norm=true", "model.window_size=5", "model.full_every=2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "model_type", "architecture"),
+    [
+        ([], "gpt_neox", "GPTNeoXForCausalLM"),
+        (MODERN, "llama", "LlamaForCausalLM"),
+        ([*MODERN, *WINDOWS], "qwen3", "Qwen3ForCausalLM"),
+    ],
+)
+def test_a_rotary_run_is_exported(run, tmp_path, options, model_type, architecture):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run(
-        "model.positions=rotary",
-        "model.rope_scaling=2",
-        "optim.max_steps=2",
-        "optim.warmup_steps=0",
-    )
+    rotary = ["model.positions=rotary", "model.rope_scaling=2"]
+    run(*rotary, *options, "optim.max_steps=2", "optim.warmup_steps=0")
     export_hf.main([str(run.out_dir), str(tmp_path / "hf")])
     theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
-    assert theirs.config.model_type == "gpt_neox"
+    assert theirs.config.model_type == model_type
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         assert not report[problem]
     ours = open_run(run.out_dir)
@@ -156,13 +168,17 @@ def test_a_rotary_run_is_a_gpt_neox(run, tmp_path, monkeypatch):
     with torch.no_grad():
         logits = theirs.eval()(tokens).logits
         torch.testing.assert_close(ours.model(tokens), logits, rtol=1e-4, atol=1e-4)
+    options = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None}
+    generated = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+    assert generated.tolist() == generate(ours.model, tokens, 9, temperature=0.0).tolist()
 
     import_hf.main([str(tmp_path / "hf"), "--out", str(tmp_path / "back")])
     back = open_run(tmp_path / "back")
+    assert replace(back.config.model, dropout=0.1) == replace(ours.config.model, dropout=0.1)
     for name, tensor in ours.model.state_dict().items():
         assert torch.equal(back.model.state_dict()[name], tensor)
     card = (tmp_path / "hf" / "README.md").read_text()
-    assert "`GPTNeoXForCausalLM`" in card and "| trained | 2 steps" in card
+    assert f"`{architecture}`" in card and "| trained | 2 steps" in card
     assert "| validation loss |" in card and "rope_scaling: 2.0" in card
     assert str(tmp_path) not in card
     export_hf.main([str(tmp_path / "back"), str(tmp_path / "twice")])

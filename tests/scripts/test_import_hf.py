@@ -65,6 +65,43 @@ def test_training_further_with_more_ids_than_the_tokenizer_has(
     assert open_run(tmp_path / "on").config.model.vocab_size == 307
 
 
+def test_a_llama_is_continued_at_a_longer_context(gpt2, corpus, out, tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=gpt2.config.vocab_size,
+        hidden_size=48,
+        intermediate_size=100,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    )
+    llama = LlamaForCausalLM(config).eval()
+    llama.save_pretrained(tmp_path / "hf")
+    shutil.copy(corpus / "tokenizer.json", tmp_path / "hf")
+    import_to(out, tmp_path / "hf", "--data", str(corpus))
+    tokens = torch.randint(config.vocab_size, (2, 33))
+    with torch.no_grad():
+        expected = llama(tokens).logits
+        torch.testing.assert_close(open_run(out).model(tokens), expected, rtol=1e-4, atol=1e-6)
+
+    longer = [f"run.init_from={out}", f"run.out_dir={tmp_path / 'longer'}"]
+    longer += ["model.context_length=64", "model.rope_base=5e5", "optim.batch_tokens=512"]
+    cpu = ["run.device=cpu", "run.compile=false", "optim.max_steps=1", "optim.warmup_steps=0"]
+    # a learning rate that changes nothing, so that the weights can be compared
+    train.main([str(out / RUN_CONFIG), *longer, *cpu, "optim.lr=1e-30"])
+    run = open_run(tmp_path / "longer")
+    assert (run.config.model.context_length, run.config.model.rope_base) == (64, 500_000.0)
+    llama.model.rotary_emb.inv_freq.copy_(5e5 ** (-torch.arange(0, 8, 2) / 8))
+    tokens = torch.randint(config.vocab_size, (2, 64))
+    with torch.no_grad():
+        expected = llama(tokens).logits
+        torch.testing.assert_close(run.model(tokens), expected, rtol=1e-4, atol=1e-6)
+
+
 def shard(folder, gpt2):
     (folder / "model.safetensors").unlink()
     gpt2.save_pretrained(folder, max_shard_size="60KB")

@@ -1,0 +1,170 @@
+"""Layouts of transformers' LlamaForCausalLM and Qwen3ForCausalLM, for modern models.
+
+Both have rotary positions, RMSNorm, SwiGLU and grouped heads. Qwen3 also normalises queries and
+keys, and its layers may have sliding windows, whose width counts the token itself as ours does.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from model.config import ModelConfig
+from model.hf.layout import Choice, Layout, config_error, read_size
+from model.hf.rope import read_rope, write_rope
+
+_ROPE = {"base": "rope_theta", "share": "partial_rotary_factor"}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _read_heads(
+    hf: Mapping[str, Any], *, kv_heads: int | None, head_dim: int | None
+) -> dict[str, Any]:
+    """Read the number of key and value heads, and check the width of all heads.
+
+    Args:
+        hf: contents of config.json, whose sizes are valid.
+        kv_heads, head_dim: transformers' defaults.
+    """
+    n_head, width = hf["num_attention_heads"], hf["hidden_size"]
+    if hf.get("head_dim", head_dim) is not None:
+        head_dim = read_size(hf, "head_dim", head_dim)
+        if head_dim * n_head != width:
+            why = (
+                f", and heads of this model are hidden_size={width} / num_attention_heads={n_head} "
+                "wide: no other can be imported."
+            )
+            raise config_error("head_dim", head_dim, why)
+    if hf.get("num_key_value_heads", kv_heads) is None:
+        return {"n_kv_head": None}
+    n_kv_head = read_size(hf, "num_key_value_heads", kv_heads)
+    return {"n_kv_head": None if n_kv_head == n_head else n_kv_head}
+
+
+def _write_heads(config: ModelConfig) -> dict[str, Any]:
+    return {"num_key_value_heads": config.kv_heads, "head_dim": config.head_dim}
+
+
+def _read_llama(hf: Mapping[str, Any]) -> dict[str, Any]:
+    biases = {name: hf.get(name, False) for name in ("attention_bias", "mlp_bias")}
+    if biases not in (dict.fromkeys(biases, False), dict.fromkeys(biases, True)):
+        why = f" and mlp_bias={biases['mlp_bias']!r}, which must both be true or both be false."
+        raise config_error("attention_bias", biases["attention_bias"], why)
+    return {
+        **_read_heads(hf, kv_heads=None, head_dim=None),
+        **read_rope(hf, **_ROPE, default_share=1.0),
+        "bias": bool(biases["attention_bias"]),
+    }
+
+
+def _write_llama(config: ModelConfig) -> dict[str, Any]:
+    return {
+        **_write_heads(config),
+        **write_rope(config, **_ROPE),
+        **dict.fromkeys(("attention_bias", "mlp_bias"), config.bias),
+    }
+
+
+def _read_qwen3(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **_read_heads(hf, kv_heads=32, head_dim=128),
+        **read_rope(hf, **_ROPE, default_share=1.0),
+        **_read_windows(hf),
+    }
+
+
+def _write_qwen3(config: ModelConfig) -> dict[str, Any]:
+    types = [_FULL if config.attends_to_all(n) else _SLIDING for n in range(config.n_layer)]
+    return {
+        **_write_heads(config),
+        **write_rope(config, **_ROPE),
+        "use_sliding_window": _SLIDING in types,
+        "sliding_window": config.window_size,
+        # Versions without layer_types: the layers from this one on have a window.
+        "max_window_layers": config.n_layer if _FULL in types else 0,
+        "layer_types": types,
+    }
+
+
+def _read_windows(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Read `window_size` and `full_every` from the types of the layers."""
+    n_layer = hf["num_hidden_layers"]
+    window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
+    types = hf.get("layer_types")
+    if types is None:
+        n_full = n_layer if window is None else read_size(hf, "max_window_layers", 28)
+        types = [_FULL if layer < n_full else _SLIDING for layer in range(n_layer)]
+    known = isinstance(types, list | tuple) and all(kind in (_FULL, _SLIDING) for kind in types)
+    if not known or len(types) != n_layer:
+        why = f", which must be {n_layer} times {_FULL!r} or {_SLIDING!r}."
+        raise config_error("layer_types", types, why)
+    if _SLIDING not in types:
+        return {"window_size": None, "full_every": 0}
+    if window is None:
+        why = ", and layers with a sliding window need use_sliding_window=true and a width."
+        raise config_error("sliding_window", hf.get("sliding_window"), why)
+    n = types.index(_FULL) + 1 if _FULL in types else 0
+    if types != [_FULL if n and (i + 1) % n == 0 else _SLIDING for i in range(n_layer)]:
+        why = (
+            f", and in this model all layers slide, or all but every N-th: no other {_FULL!r} "
+            "layers can be imported."
+        )
+        raise config_error("layer_types", types, why)
+    return {"window_size": read_size(hf, "sliding_window", 4096), "full_every": n}
+
+
+_BLOCK = {
+    "ln_1": ("layers.{}.input_layernorm",),
+    "attn.qkv_proj": tuple(f"layers.{{}}.self_attn.{name}_proj" for name in "qkv"),
+    "attn.out_proj": ("layers.{}.self_attn.o_proj",),
+    "ln_2": ("layers.{}.post_attention_layernorm",),
+    "mlp.fc_in": ("layers.{}.mlp.gate_proj", "layers.{}.mlp.up_proj"),
+    "mlp.fc_out": ("layers.{}.mlp.down_proj",),
+}
+_FIXED = {"positions": "rotary", "norm": "rms_norm", "mlp": "swiglu"}
+_EXPORTABLE = frozenset({"n_kv_head", "rope_base", "rope_scaling"})
+_CHOICES = {"hidden_act": Choice("silu", ("silu",)), "tie_word_embeddings": Choice(False, (True,))}
+
+_modern = partial(
+    Layout,
+    prefix="model.",
+    heads=("lm_head.weight",),
+    embedding="embed_tokens.weight",
+    norm="norm",
+    buffers=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+    sizes={
+        "vocab_size": "vocab_size",
+        "max_position_embeddings": "context_length",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "hidden_size": "n_embd",
+    },
+    width="intermediate_size",
+    eps="rms_norm_eps",
+    attention_dropout="attention_dropout",
+)
+
+LLAMA = _modern(
+    name="Llama",
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    block=_BLOCK,
+    choices=_CHOICES,
+    width_default=11_008,
+    fixed=_FIXED,
+    exportable=_EXPORTABLE | {"bias"},
+    read=_read_llama,
+    write=_write_llama,
+)
+QWEN3 = _modern(
+    name="Qwen3",
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    block=_BLOCK | {f"attn.{x}_norm": (f"layers.{{}}.self_attn.{x}_norm",) for x in "qk"},
+    choices={**_CHOICES, "attention_bias": Choice(False, (False,))},
+    width_default=22_016,
+    fixed={**_FIXED, "qk_norm": True, "bias": False},
+    exportable=_EXPORTABLE | {"window_size", "full_every"},
+    read=_read_qwen3,
+    write=_write_qwen3,
+)
