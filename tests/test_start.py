@@ -68,6 +68,7 @@ def test_a_wrong_option_needs_no_pytorch() -> None:
     [
         ("quickstart", "optim.inertia=1", "optim.inertia is not a setting: "),
         ("quickstart", "data.path=nowhere", "data.path=nowhere does not exist; create it "),
+        ("lra/image", "run.exportable=true", "run.exportable=true must be false for a classifier"),
         ("lra/image", "data.path=nowhere", "data.path=nowhere is not prepared; make it with"),
     ],
 )

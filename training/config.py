@@ -76,6 +76,9 @@ class RunConfig:
     init_checkpoint: int | str | None = None
     """Checkpoint of run.init_from to use: a step, best (lowest validation loss), or the folder of a
     checkpoint. null: the newest one; for a classifier, its best weights."""
+    exportable: bool = False
+    """Refuse a GPT that transformers cannot represent, before training: scripts.export_hf could not
+    export it. --dry-run prints its class in transformers, or the reason why it has none."""
     wandb: Literal["disabled", "offline", "online"] = "disabled"
     """Also log to Weights & Biases: online, or offline into files in out_dir."""
     wandb_project: str = "papilio"

@@ -17,6 +17,7 @@ from model.flops import (
     hours_at,
     train_flops_per_token,
 )
+from model.hf.config import layout_for, unsupported_reason
 from training.classification.config import ClassifyConfig
 from training.config import counted
 from training.language.config import TrainConfig
@@ -81,6 +82,7 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
         *mask_notes(model, causal=True),
         _times(causal * n_tokens, model.n_embd, n_gpus),
         *_memory(config, n_gpus),
+        export_note(model),
         *_epochs(config),
     ]
 
@@ -132,13 +134,22 @@ def duration(hours: float) -> str:
 
 
 def startup_notes(config: RunConfiguration) -> list[str]:
-    """Lines that a run prints before its first step: its mask, too many epochs, compilation."""
+    """Lines that a run prints before its first step: mask, export, too many epochs, compilation."""
     notes = mask_notes(config.model, causal=isinstance(config, TrainConfig))
     if isinstance(config, TrainConfig):
+        notes.append(export_note(config.model))
         notes += [line for line in _epochs(config) if line.startswith("warning")]
     if config.run.compile:
         notes.append("compiling: the first step takes up to a minute, on a CPU several")
     return notes
+
+
+def export_note(model: ModelConfig) -> str:
+    """A line on the class of transformers that scripts.export_hf writes, or why it cannot."""
+    reason = unsupported_reason(model)
+    if reason is not None:
+        return f"export to transformers: none. {reason}"
+    return f"export to transformers: {layout_for(model).architecture}"
 
 
 def mask_notes(model: ModelConfig | ClassifierConfig, *, causal: bool) -> list[str]:

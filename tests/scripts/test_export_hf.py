@@ -185,6 +185,28 @@ def test_a_rotary_run_is_exported(run, tmp_path, options, model_type, architectu
     assert "| trained |" not in (tmp_path / "twice" / "README.md").read_text()
 
 
+@pytest.mark.slow
+def test_lm_eval_scores_the_export(run, tmp_path):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    run("model.positions=rotary", *MODERN, *WINDOWS, "optim.max_steps=2", "optim.warmup_steps=0")
+    export_hf.main([str(run.out_dir), str(tmp_path / "hf")])
+    lm = HFLM(pretrained=str(tmp_path / "hf"), device="cpu", dtype="float32")
+    context, continuation = "a dog follows", " one bird. the cat hears a dog."
+    request = Instance("loglikelihood", {}, (context, continuation), 0)
+    [(log_likelihood, _)] = lm.loglikelihood([request], disable_tqdm=True)
+
+    ours = open_run(run.out_dir)
+    tokens = torch.tensor([ours.tokenizer.encode(context + continuation)])
+    n_context = len(ours.tokenizer.encode(context))
+    targets = tokens[:, n_context:]
+    with torch.no_grad():
+        expected = -ours.model(tokens[:, :-1], targets, reduction="sum").item()
+    assert log_likelihood == pytest.approx(expected, abs=1e-4)
+
+
 class Hub:
     """Fake hub that records created repositories and copies uploads."""
 

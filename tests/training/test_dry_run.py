@@ -28,7 +28,7 @@ from training.dry_run import (
 from training.language.config import OptimConfig, TrainConfig, load_config
 from training.tasks import read_run
 
-SMALL = "configs/gpt2_small_1k.yaml"
+SMALL, MODERN = "configs/gpt2_small_1k.yaml", "configs/modern_small_4k.yaml"
 
 
 def printed(capsys: pytest.CaptureFixture, *arguments: str) -> str:
@@ -284,13 +284,29 @@ def test_a_mask_that_hides_nothing_is_warned_of(capsys) -> None:
 
 
 def test_startup_notes(corpus) -> None:
-    assert startup_notes(load_config([QUICK, "data.path=nowhere"])) == []
+    exported = "export to transformers: GPTNeoXForCausalLM"
+    assert startup_notes(load_config([QUICK, "data.path=nowhere"])) == [exported]
     many, few = (
         startup_notes(load_config([QUICK, f"data.path={corpus}", *steps, "run.compile=true"]))
         for steps in (["optim.max_steps=500_000"], ["optim.max_steps=1", "optim.warmup_steps=0"])
     )
-    assert [note.partition(":")[0] for note in many] == ["warning", "compiling"]
-    assert [note.partition(":")[0] for note in few] == ["compiling"]
+    assert [note.partition(":")[0] for note in many[1:]] == ["warning", "compiling"]
+    assert [note.partition(":")[0] for note in few[1:]] == ["compiling"]
+    assert many[0] == few[0] == exported
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ([SMALL], "GPT2LMHeadModel"),
+        ([QUICK], "GPTNeoXForCausalLM"),
+        ([MODERN], "Qwen3ForCausalLM"),
+        ([MODERN, "model.qk_norm=false"], "none. model.qk_norm=False cannot be"),
+        ([SMALL, "model.mask.pattern=butterfly"], "none. model.mask.pattern=butterfly cannot be"),
+    ],
+)
+def test_the_class_of_an_export_is_printed(capsys, options: list[str], line: str) -> None:
+    assert f"\nexport to transformers: {line}" in printed(capsys, *options, "--dry-run")
 
 
 CONFIGS = [path for path in sorted(Path("configs").glob("*.yaml")) if "# Needs" in path.read_text()]

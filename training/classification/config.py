@@ -48,6 +48,11 @@ class ClassifyConfig:
     """objective=masked only: average share of hidden tokens, between 0 and 1."""
 
     def __post_init__(self) -> None:
+        if self.run.exportable:
+            raise ValueError(
+                "run.exportable=true must be false for a classifier: only GPTs can be exported. "
+                "Remove it"
+            )
         phase_steps = sum(phase.steps for phase in self.data.phases)
         if phase_steps >= self.optim.max_steps:
             raise ValueError(

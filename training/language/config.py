@@ -9,6 +9,7 @@ from configs.reader import read_config
 from data.text.config import DataConfig
 from data.text.shards import MANIFEST, Manifest
 from model.config import ModelConfig, check_positive
+from model.hf.config import unsupported_reason
 from training.config import AdamWConfig, ParallelConfig, RunConfig, counted
 
 
@@ -44,6 +45,12 @@ class TrainConfig:
             raise ValueError(
                 "optim.name=muon does not support parallel.mode=fsdp: Muon needs whole matrices, "
                 "and fsdp shards them. Try parallel.mode=ddp, or optim.name=adamw"
+            )
+        reason = unsupported_reason(self.model)
+        if self.run.exportable and reason is not None:
+            raise ValueError(
+                f"run.exportable=true must be false for this model. {reason} Change the model, or "
+                "remove run.exportable"
             )
         self._check_context()
         self.grad_accum_steps(world_size=self.parallel.context)

@@ -1,4 +1,4 @@
-"""GPT settings that come from the prepared data."""
+"""GPT settings that come from the prepared data, and combinations that are refused."""
 
 import json
 
@@ -55,3 +55,15 @@ def test_a_missing_data_path_is_refused(tmp_path):
                     "optim: {max_steps: 1, batch_tokens: 1024, micro_batch_size: 1}\n")  # fmt: skip
     with pytest.raises(ValueError, match=r"data.path has no value: set .*m scripts.prepare_text "):
         load_config([str(path)])
+
+
+def test_a_model_that_must_be_exportable_and_is_not_is_refused():
+    modern = ["configs/modern_small_4k.yaml", "run.exportable=true"]
+    assert load_config(modern).run.exportable
+    message = (
+        "run.exportable=true must be false for this model. model.qk_norm=False cannot be exported: "
+        "Hugging Face's Qwen3 only .* model.qk_norm=True. Change the model, or remove"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_config([*modern, "model.qk_norm=false"])
+    assert not load_config([*modern, "model.qk_norm=false", "run.exportable=false"]).run.exportable
