@@ -40,7 +40,7 @@ class SelfAttention(nn.Module):
             nn.RMSNorm(self.head_dim, eps=config.eps("rms_norm")) if config.qk_norm else None
             for _ in "qk"
         )
-        self.out_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.out_proj = nn.Linear(config.attention_width, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
         self.context: ContextGroup | None = None
         """Processes that each sequence is sharded over; None: this process has all of it."""
@@ -76,7 +76,7 @@ class SelfAttention(nn.Module):
         Returns:
             The output, still to be added to the residual stream.
         """
-        B, T, C = x.shape
+        B, T, _ = x.shape
         qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)
         grouped = self.n_kv_head != self.n_head
         dropout_p = self.attention_dropout if self.training else 0.0
@@ -114,7 +114,7 @@ class SelfAttention(nn.Module):
             else:
                 # Each process may draw its own seed, because it computes all of its queries itself.
                 out = context_attention(q, k, v, context=self.context, impl=self.impl, **options)
-        branch = linear(out.reshape(B, T, C), self.out_proj.weight)
+        branch = linear(out.flatten(2), self.out_proj.weight)
         return defer(branch, self.out_proj.bias, self.resid_dropout)
 
 

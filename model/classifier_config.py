@@ -101,8 +101,8 @@ class ClassifierConfig(BlockConfig):
         multiple = {"none": 1, "sequence": 2, "axial": 4}[self.rotary]
         if self.head_dim % multiple:
             raise ValueError(
-                f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
-                f"{self.head_dim}, and model.rotary={self.rotary} needs a multiple of {multiple}."
+                f"{self._head_size_text()}, and model.rotary={self.rotary} needs a multiple of "
+                f"{multiple}."
             )
         if self.embedding == "sinusoidal" and self.n_embd % 2:
             raise ValueError(f"model.n_embd={self.n_embd} must be even for sinusoidal positions.")

@@ -131,8 +131,7 @@ class BlockConfig:
     n_layer: int = 12
     """Transformer blocks, one after the other."""
     n_head: int = 12
-    """Attention heads per block. The head size n_embd / n_head must be a whole number of at most
-    256."""
+    """Attention heads per block. They must divide n_embd, unless head_size is set."""
     n_embd: int = 768
     """Width of the residual stream: features per token."""
     dropout: float = 0.0
@@ -147,6 +146,8 @@ class BlockConfig:
     n_kv_head: int | None = None
     """Number of key and value heads (grouped-query attention): n_head / n_kv_head query heads share
     each one, which makes the cache smaller. null: n_head."""
+    head_size: int | None = None
+    """Width of one attention head, at most 256. null: n_embd / n_head."""
     window_size: int | None = None
     """Sliding window: tokens that a token attends to, itself and earlier ones. If attention is not
     causal, the same number on either side, itself counted on both. null: no window."""
@@ -188,12 +189,14 @@ class BlockConfig:
                     "less than 1."
                 )
         check_choices(self, "model")
-        if self.n_embd % self.n_head:
+        if self.head_size is not None:
+            check_positive(self, "model", "head_size", most=MAX_HEAD_DIM)
+        elif self.n_embd % self.n_head:
             raise ValueError(
                 f"model.n_embd={self.n_embd} must be divisible by model.n_head={self.n_head}: "
                 "all heads have the same width."
             )
-        if self.head_dim > MAX_HEAD_DIM:
+        elif self.head_dim > MAX_HEAD_DIM:
             raise ValueError(
                 f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
                 f"{self.head_dim}, and the attention kernels support at most {MAX_HEAD_DIM}: "
@@ -240,7 +243,12 @@ class BlockConfig:
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
-        return self.n_embd // self.n_head
+        return self.n_embd // self.n_head if self.head_size is None else self.head_size
+
+    @property
+    def attention_width(self) -> int:
+        """Width of the queries, and of attention's output, of all heads together."""
+        return self.n_head * self.head_dim
 
     @property
     def kv_heads(self) -> int:
@@ -255,6 +263,15 @@ class BlockConfig:
         if self.mlp == "gelu":
             return 4 * self.n_embd
         return -(-8 * self.n_embd // (3 * 64)) * 64
+
+    def _head_size_text(self) -> str:
+        """Origin of the width of a head, for messages."""
+        if self.head_size is not None:
+            return f"model.head_size={self.head_size} gives heads of {self.head_size}"
+        return (
+            f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
+            f"{self.head_dim}"
+        )
 
     def eps(self, norm: Literal["layer_norm", "rms_norm"]) -> float:
         """Return what a normalisation of this kind adds to the variance: norm_eps or a default."""
@@ -315,8 +332,8 @@ class ModelConfig(BlockConfig):
     def _check_rotary(self) -> None:
         if self.head_dim % 2:
             raise ValueError(
-                f"model.n_embd={self.n_embd} over model.n_head={self.n_head} gives heads of "
-                f"{self.head_dim}, and model.positions=rotary rotates pairs: choose an even size."
+                f"{self._head_size_text()}, and model.positions=rotary rotates pairs: choose an "
+                "even size."
             )
         if not 1.0 < self.rope_base < math.inf:
             raise ValueError(

@@ -25,6 +25,7 @@ MUST_AGREE = (
     "n_head",
     "n_embd",
     "n_kv_head",
+    "head_size",
     "qk_norm",
     "norm",
     "mlp",

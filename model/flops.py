@@ -11,6 +11,7 @@ N counts all parameters except learned positions and vocabulary padding. The emb
 as the tied head. Attention counts only the (query, key) pairs that masks and windows keep. nanoGPT
 and torchtitan report "full". At long contexts the two differ (1.6x for GPT-2 small at 16K tokens),
 so we always report both.
+With model.head_size, attention costs 4 L A T, where A is the width of all heads together.
 Shapes: L n_layer, C n_embd, T tokens in a sequence, V vocab.
 """
 
@@ -54,10 +55,10 @@ class MFU:
 
 def count_params(config: ModelConfig) -> int:
     """Count the parameters (N), without learned positions and vocabulary padding."""
-    C, W = config.n_embd, config.mlp_width
-    qkv = C + 2 * config.kv_heads * config.head_dim
+    C, W, A = config.n_embd, config.mlp_width, config.attention_width
+    qkv = A + 2 * config.kv_heads * config.head_dim
     fc_in = 2 * W if config.mlp == "swiglu" else W
-    linear = qkv * C + C * C + fc_in * C + W * C  # qkv_proj, out_proj, fc_in, fc_out
+    linear = qkv * C + A * C + fc_in * C + W * C  # qkv_proj, out_proj, fc_in, fc_out
     biases = qkv + C + fc_in + C if config.bias else 0
     # two per block, and one after the last block
     norm = 2 * C if config.bias and config.norm == "layer_norm" else C
@@ -87,7 +88,7 @@ def forward_flops_per_token(config: ModelConfig, *, causal: bool) -> float:
     """
     T = config.context_length
     layers = sum(attention_share(config, n, causal=causal) for n in range(config.n_layer))
-    attention = 4 * layers * config.n_embd * T
+    attention = 4 * layers * config.attention_width * T
     return 2.0 * count_params(config) + (attention / 2 if causal else attention)
 
 
@@ -106,10 +107,10 @@ def classifier_train_flops(config: ClassifierConfig) -> float:
     Every token sees all others: 6 N T + 12 L C T^2, N the weights of the blocks.
     """
     T, C, L, W = config.context_length, config.n_embd, config.n_layer, config.mlp_width
-    kv = config.kv_heads * config.head_dim
-    linear = C * (C + 2 * kv) + C * C + W * C * (3 if config.mlp == "swiglu" else 2)
+    A, kv = config.attention_width, config.kv_heads * config.head_dim
+    linear = C * (A + 2 * kv) + A * C + W * C * (3 if config.mlp == "swiglu" else 2)
     layers = sum(attention_share(config, layer, causal=False) for layer in range(L))
-    return config.documents * T * (6.0 * L * linear + 12.0 * layers * C * T)
+    return config.documents * T * (6.0 * L * linear + 12.0 * layers * A * T)
 
 
 def peak_flops(device_name: str) -> float | None:

@@ -22,7 +22,7 @@ def check_memory(config: BlockConfig, rows: int) -> None:
     if torch.get_default_device().type == "meta":
         return
     C = config.n_embd
-    heads = 2 * C + 2 * config.kv_heads * config.head_dim
+    heads = 2 * config.attention_width + 2 * config.kv_heads * config.head_dim
     mlp = (3 if config.mlp == "swiglu" else 2) * config.mlp_width
     needed = 4 * C * (rows + config.n_layer * (heads + mlp))
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -274,8 +274,8 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     norms = 2 * (wide + size) * C  # the stream and its normalisation, twice a block
     if world_size > 1:
         norms += size * C  # compiled by block: the stream, and what is to be added to it
-    kv = model.kv_heads * model.head_dim
-    attention = size * (C + 2 * kv + C) + 4 * model.n_head  # q, k, v and out, and lse
+    A, kv = model.attention_width, model.kv_heads * model.head_dim
+    attention = size * (A + 2 * kv + A) + 4 * model.n_head  # q, k, v and out, and lse
     of_product = model.positions == "learned" and not model.qk_norm  # q and k are views of it
     context = config.parallel.context
     by_ring = (
@@ -289,7 +289,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         attention += size * 2 * kv if of_product else 0
         receive_buffers = _receive_buffers(n_tokens * size * 2 * kv, context, size)
     else:
-        attention += 0 if of_product else size * (C + kv)
+        attention += 0 if of_product else size * (A + kv)
         if context > 1:
             # those up to the end of both chunks for its own: kernels/context/gather.py
             attention += size * 2 * kv * (context + 0.5 - 1)
@@ -307,7 +307,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
     kept, again = {
         "none": (block, 0),
         # the stream, what is to be added to it, out and lse
-        "selective": ((wide + 2 * size) * C + 4 * model.n_head, again),
+        "selective": ((wide + size) * C + size * A + 4 * model.n_head, again),
         "full": ((wide + size) * C, again + attention),
     }[config.run.activation_checkpointing]
     row = model.padded_vocab_size * size

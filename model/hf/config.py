@@ -23,8 +23,10 @@ LAYOUTS = {layout.model_type: layout for layout in (GPT2, GPT_NEOX, LLAMA, QWEN3
 def layout_for(config: ModelConfig) -> Layout:
     """Return the transformers model that a model is exported as, if it can be exported."""
     if config.norm == "rms_norm" or config.mlp == "swiglu":
-        # only Qwen3 has windows, and only together with normalised queries and keys
-        return QWEN3 if config.qk_norm or config.window_size is not None else LLAMA
+        # Only Qwen3 has windows, and a width that is not a multiple of the heads. It always
+        # normalises queries and keys.
+        only_qwen3 = config.window_size is not None or config.n_embd % config.n_head != 0
+        return QWEN3 if config.qk_norm or only_qwen3 else LLAMA
     return GPT_NEOX if config.positions == "rotary" else GPT2
 
 

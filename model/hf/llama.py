@@ -20,25 +20,22 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 def _read_heads(
     hf: Mapping[str, Any], *, kv_heads: int | None, head_dim: int | None
 ) -> dict[str, Any]:
-    """Read the number of key and value heads, and check the width of all heads.
+    """Read the number of key and value heads, and the width of a head.
 
     Args:
         hf: contents of config.json, whose sizes are valid.
-        kv_heads, head_dim: transformers' defaults.
+        kv_heads, head_dim: transformers' defaults; None means that of the queries, and the width
+            of the model over the number of heads.
     """
-    n_head, width = hf["num_attention_heads"], hf["hidden_size"]
+    n_head = hf["num_attention_heads"]
+    found: dict[str, Any] = {"n_kv_head": None, "head_size": None}
+    if hf.get("num_key_value_heads", kv_heads) is not None:
+        n_kv_head = read_size(hf, "num_key_value_heads", kv_heads)
+        found["n_kv_head"] = None if n_kv_head == n_head else n_kv_head
     if hf.get("head_dim", head_dim) is not None:
-        head_dim = read_size(hf, "head_dim", head_dim)
-        if head_dim * n_head != width:
-            why = (
-                f", and heads of this model are hidden_size={width} / num_attention_heads={n_head} "
-                "wide: no other can be imported."
-            )
-            raise config_error("head_dim", head_dim, why)
-    if hf.get("num_key_value_heads", kv_heads) is None:
-        return {"n_kv_head": None}
-    n_kv_head = read_size(hf, "num_key_value_heads", kv_heads)
-    return {"n_kv_head": None if n_kv_head == n_head else n_kv_head}
+        head_size = read_size(hf, "head_dim", head_dim)
+        found["head_size"] = None if head_size * n_head == hf["hidden_size"] else head_size
+    return found
 
 
 def _write_heads(config: ModelConfig) -> dict[str, Any]:
@@ -122,7 +119,7 @@ _BLOCK = {
     "mlp.fc_out": ("layers.{}.mlp.down_proj",),
 }
 _FIXED = {"positions": "rotary", "norm": "rms_norm", "mlp": "swiglu"}
-_EXPORTABLE = frozenset({"n_kv_head", "rope_base", "rope_scaling"})
+_EXPORTABLE = frozenset({"n_kv_head", "head_size", "rope_base", "rope_scaling"})
 _CHOICES = {"hidden_act": Choice("silu", ("silu",)), "tie_word_embeddings": Choice(False, (True,))}
 
 _modern = partial(

@@ -50,7 +50,7 @@ def conversions(layout: Layout, config: ModelConfig) -> Iterator[Conversion]:
     norm_kinds = ("weight", "bias") if config.norm == "layer_norm" and has_biases else ("weight",)
     for kind in norm_kinds:
         yield Conversion(f"ln_f.{kind}", {f"{layout.norm}.{kind}": (C,)})
-    queries, keys = C, config.kv_heads * config.head_dim
+    queries, keys = config.attention_width, config.kv_heads * config.head_dim
     gates = W if config.mlp == "swiglu" else 0
     shapes = {
         **{"ln_1": (C,), "attn.qkv_proj": (queries + 2 * keys, C), "attn.out_proj": (C, queries)},

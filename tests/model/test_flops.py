@@ -26,11 +26,11 @@ def test_count_params_agrees_with_the_model(size: str, positions: str, bias: boo
         assert count_params(config) == GPT(config).n_params(positions=False)
 
 
-def test_formulas_agree_with_the_flop_counter() -> None:
+@pytest.mark.parametrize("change", [{}, {"head_size": 24, "n_inner": 50}])
+def test_formulas_agree_with_the_flop_counter(change: dict) -> None:
     B, T = 2, 24
-    config = ModelConfig(
-        vocab_size=128, context_length=T, n_layer=2, n_head=2, n_embd=32, attention="reference"
-    )
+    sizes = {"vocab_size": 128, "context_length": T, "n_layer": 2, "n_head": 2, "n_embd": 32}
+    config = ModelConfig(**sizes, **change, attention="reference")
     model = GPT(config)
     tokens, targets = torch.randint(128, (2, B, T))
     # the reference multiplies every query with every key, as the full (not causal) formula counts

@@ -36,6 +36,8 @@ CASES = {
     "llama with other sizes": replace(
         LLAMA, n_kv_head=None, n_inner=50, norm_eps=1e-3, rope_base=500.0, rope_scaling=4.0
     ),
+    "llama with narrow heads": replace(LLAMA, head_size=4),
+    "qwen3 with wide heads": replace(QWEN3, head_size=16, n_embd=50),
     "llama with biases": replace(LLAMA, bias=True),
     "qwen3": QWEN3,
     "qwen3 with other sizes": replace(
@@ -99,7 +101,7 @@ def test_export_then_import_is_exact(config: ModelConfig) -> None:
     assert config_from_hf(hf) == config
     state = random_state(config)
     exported = state_to_hf(state, config)
-    assert exported["model.embed_tokens.weight"].shape == (61, 48)
+    assert exported["model.embed_tokens.weight"].shape == (61, config.n_embd)
     assert_same(state_from_hf(exported, config), state)
     bare = {name.removeprefix("model."): tensor for name, tensor in exported.items()}
     more = {"lm_head.weight": bare["embed_tokens.weight"].clone()}
@@ -143,8 +145,8 @@ def test_an_exported_model_has_the_defaults_of_its_config() -> None:
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-6)
     assert config_from_hf({"model_type": "llama", **sizes}).n_inner == 11_008
-    qwen3 = {"model_type": "qwen3", **sizes, "num_attention_heads": 32, "hidden_size": 4096}
-    assert config_from_hf(qwen3).n_inner == 22_016
+    qwen3 = config_from_hf({"model_type": "qwen3", **sizes, "num_attention_heads": 32})
+    assert (qwen3.n_inner, qwen3.head_size, qwen3.n_kv_head) == (22_016, 128, None)
 
 
 HF = {"llama": hf_config(LLAMA), "qwen3": hf_config(QWEN3)}
@@ -154,8 +156,9 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("llama", {"head_dim": 16}, "head_dim=16, and heads of this model are hidden_size=48 /"),
-        ("qwen3", {"head_dim": None, "hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("llama", {"head_dim": 7}, "model.head_size=7 gives heads of 7, .* choose an even size"),
+        ("llama", {"head_dim": 8.0}, "head_dim=8.0, which must be a whole number"),
+        ("qwen3", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("llama", {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         ("llama", {"attention_bias": True}, "attention_bias=True and mlp_bias=False, which must"),
         ("qwen3", {"attention_bias": True}, "attention_bias=True, and .* no other Qwen3"),
@@ -205,6 +208,7 @@ def test_windows_that_no_layer_uses_are_ignored() -> None:
     ("base", "change", "message"),
     [
         (QWEN3, {"bias": True}, "model.bias=True .* Qwen3 only .* model.bias=False"),
+        (LLAMA, {"n_embd": 50, "head_size": 8}, "model.qk_norm=False .* Qwen3 only .*=True"),
         (QWEN3, {"qk_norm": False}, "model.qk_norm=False .* Qwen3 only .* model.qk_norm=True"),
         (QWEN3, {"positions": "learned"}, "model.positions='learned' .* model.positions='rotary'"),
         (LLAMA, {"mlp": "gelu"}, "model.mlp='gelu' .* Llama only .* model.mlp='swiglu'"),

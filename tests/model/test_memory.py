@@ -29,6 +29,18 @@ def test_a_classifier_with_a_large_vocabulary_is_refused():
         ClassifierConfig(vocab_size=1025, n_classes=2, context_length=8)
 
 
+def test_the_weights_are_counted_exactly(monkeypatch):
+    sizes = {"n_head": 4, "n_kv_head": 2, "head_size": 24, "n_inner": 50, "mlp": "swiglu"}
+    config = ModelConfig(**sizes, n_embd=48, n_layer=2, vocab_size=61, context_length=8)
+    matrices = sum(4 * p.numel() for p in GPT(config).parameters() if p.dim() == 2)
+    memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": matrices}
+    monkeypatch.setattr("os.sysconf", memory.__getitem__)
+    GPT(config)
+    memory["SC_PHYS_PAGES"] -= 1
+    with pytest.raises(ValueError, match="GiB of weights, and this machine has"):
+        GPT(config)
+
+
 def test_a_model_larger_than_the_memory_is_refused():
     large = {"n_layer": 10_000, "n_embd": 2**20, "n_head": 2**12}
     with pytest.raises(ValueError, match=r"model.n_layer=10000, .* GiB of weights, and this mach"):

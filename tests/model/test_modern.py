@@ -28,6 +28,8 @@ MODERN = replace(
 CHOICES = {
     "grouped": {"n_kv_head": 2},
     "one kv head": {"n_kv_head": 1, "positions": "learned"},
+    "wide heads": {"head_size": 16, "n_kv_head": 2},
+    "narrow heads": {"head_size": 4, "positions": "learned"},
     "window": {"window_size": 9},
     "alternating": {"window_size": 9, "full_every": 2},
     "qk_norm": {"qk_norm": True, "positions": "learned"},
@@ -169,6 +171,9 @@ def test_flops_count_visible_pairs() -> None:
         ({"window_size": 4, "attention": "sdpa"}, "=4 is not supported with model.attention=sdpa"),
         ({"norm": "batch_norm"}, "model.norm='batch_norm' must be one of layer_norm, rms_norm"),
         ({"mlp": "relu"}, "model.mlp='relu' must be one of gelu, swiglu"),
+        ({"head_size": 0}, "model.head_size=0 must be at least 1"),
+        ({"head_size": 257}, "model.head_size=257 must be at most 256"),
+        ({"head_size": 7}, "model.head_size=7 gives heads of 7, .* choose an even size"),
         ({"n_inner": 0}, "model.n_inner=0 must be at least 1"),
         ({"norm_eps": 0.0}, "model.norm_eps=0.0 must be above 0 and below 1. Try 1e-6"),
     ],

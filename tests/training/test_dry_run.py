@@ -202,6 +202,8 @@ def test_options_that_take_more_activation_memory() -> None:
         ("dropout", 0.1),
         ("residual_in_fp32", True),
         ("recompute_gelu", False),
+        ("n_inner", 4000),
+        ("head_size", 96),
     ):
         more = estimate(config_of(replace(model, **{name: value})), 32, 1)
         assert more.activations > base.activations, name
