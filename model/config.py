@@ -298,6 +298,9 @@ class ModelConfig(BlockConfig):
     vocab_multiple: int = 64
     """Pad the embedding table to a multiple of this many rows, because GPUs multiply such shapes
     faster. Padding never appears in the logits; 1 turns it off."""
+    tie_embeddings: bool = True
+    """Use the token embedding as the head, as GPT-2 does. false: the head has a table of its own,
+    of the same size."""
     context_length: int = 1024
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
     positions: Literal["learned", "rotary"] = "learned"
@@ -350,6 +353,11 @@ class ModelConfig(BlockConfig):
     def padded_vocab_size(self) -> int:
         """Rows of the embedding table: vocab_size, rounded up to a multiple of vocab_multiple."""
         return math.ceil(self.vocab_size / self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def token_rows(self) -> int:
+        """Rows of the token embedding and, if it is not tied to it, of the head."""
+        return self.padded_vocab_size * (1 if self.tie_embeddings else 2)
 
 
 def check_positive(config: Any, prefix: str, *names: str, most: int = 10**12) -> None:

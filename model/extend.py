@@ -32,6 +32,7 @@ MUST_AGREE = (
     "n_inner",
     "norm_eps",
     "positions",
+    "tie_embeddings",
     "bias",
     "scale_attn_by_inverse_layer_idx",
 )

@@ -8,9 +8,10 @@ Chowdhery et al. 2022, arXiv 2204.02311, appendix B):
     training, causal   6 N +  6 L C T     half of that, the part a causal model uses
 
 N counts all parameters except learned positions and vocabulary padding. The embedding counts once,
-as the tied head. Attention counts only the (query, key) pairs that masks and windows keep. nanoGPT
-and torchtitan report "full". At long contexts the two differ (1.6x for GPT-2 small at 16K tokens),
-so we always report both.
+as the tied head; if the head is not tied, only the head counts, because a lookup costs no FLOPs.
+Attention counts only the (query, key) pairs that masks and windows keep. nanoGPT and torchtitan
+report "full". At long contexts the two differ (1.6x for GPT-2 small at 16K tokens), so we always
+report both.
 With model.head_size, attention costs 4 L A T, where A is the width of all heads together.
 Shapes: L n_layer, C n_embd, T tokens in a sequence, V vocab.
 """
@@ -54,7 +55,7 @@ class MFU:
 
 
 def count_params(config: ModelConfig) -> int:
-    """Count the parameters (N), without learned positions and vocabulary padding."""
+    """Count the parameters (N), without lookup tables and vocabulary padding."""
     C, W, A = config.n_embd, config.mlp_width, config.attention_width
     qkv = A + 2 * config.kv_heads * config.head_dim
     fc_in = 2 * W if config.mlp == "swiglu" else W

@@ -26,7 +26,10 @@ from model.residual import DeferredResidual, make_norm, normalise, resolve
 
 
 class GPT(nn.Module):
-    """A decoder-only language model whose head shares the token embedding's weights."""
+    """A decoder-only language model.
+
+    The token embedding is also the head, unless `config.tie_embeddings` is false.
+    """
 
     rotary_cos: Tensor
     rotary_sin: Tensor
@@ -34,7 +37,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        check_memory(config, config.padded_vocab_size + config.context_length)
+        check_memory(config, config.token_rows + config.context_length)
         self.tok_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
         if config.positions == "learned":
             self.pos_emb = nn.Embedding(config.context_length, config.n_embd)
@@ -46,6 +49,9 @@ class GPT(nn.Module):
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = make_norm(config)
+        if not config.tie_embeddings:
+            # a table like tok_emb, so that it is initialised, padded and decayed in the same way
+            self.out_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.context = ContextGroup()
         self._masks: dict[int, BlockSparseMask | None] = {}
         self.prepare_mask(config.context_length)
@@ -73,9 +79,11 @@ class GPT(nn.Module):
         0.02. Padding rows of the embedding are 0 and stay 0, because they get no gradient.
         """
         init_linear_and_norm(self, self.config.n_layer)
-        # Padding rows draw no random numbers, so vocab_multiple does not change the weights.
-        nn.init.normal_(self.tok_emb.weight[: self.config.vocab_size], std=INIT_STD)
-        nn.init.zeros_(self.tok_emb.weight[self.config.vocab_size :])
+        tables = [self.tok_emb] if self.config.tie_embeddings else [self.tok_emb, self.out_emb]
+        for table in tables:
+            # Padding rows draw no random numbers, so vocab_multiple does not change the weights.
+            nn.init.normal_(table.weight[: self.config.vocab_size], std=INIT_STD)
+            nn.init.zeros_(table.weight[self.config.vocab_size :])
         if self.config.positions == "learned":
             nn.init.normal_(self.pos_emb.weight, std=INIT_STD)
 
@@ -148,7 +156,7 @@ class GPT(nn.Module):
         with precision:
             return linear_cross_entropy(
                 hidden,
-                self.tok_emb.weight,
+                self.head_weight,
                 targets,
                 reduction=reduction,
                 vocab_size=self.config.vocab_size,
@@ -280,18 +288,28 @@ class GPT(nn.Module):
         within = self.config.context_length
         self._masks[seq_len] = self.config.mask.build(seq_len, within=within)
 
+    @property
+    def head_weight(self) -> Tensor:
+        """Weight of the head, (padded_vocab_size, C)."""
+        return self.tok_emb.weight if self.config.tie_embeddings else self.out_emb.weight
+
     def head(self, hidden: Tensor) -> Tensor:
         """Compute logits (..., V) from hidden states (..., C), in the dtype of the matmul."""
         # Multiply by the whole padded table, whose shape is faster, then drop the padding.
-        return F.linear(hidden, self.tok_emb.weight)[..., : self.config.vocab_size]
+        return F.linear(hidden, self.head_weight)[..., : self.config.vocab_size]
 
-    def n_params(self, *, positions: bool = True) -> int:
-        """Count the parameters, the tied head once and vocabulary padding not at all.
+    def n_params(self, *, lookup_tables: bool = True) -> int:
+        """Count the parameters, a tied head once and vocabulary padding not at all.
 
-        With positions=False, learned positions are not counted: this is the N of `model.flops`.
+        With lookup_tables=False, tables that no matmul reads are not counted: learned positions,
+        and a token embedding that is not the head. This is the N of `model.flops`.
         """
+        config = self.config
         count = sum(parameter.numel() for parameter in self.parameters())
-        count -= (self.config.padded_vocab_size - self.config.vocab_size) * self.config.n_embd
-        if self.config.positions == "learned" and not positions:
+        tables = config.token_rows // config.padded_vocab_size
+        count -= tables * (config.padded_vocab_size - config.vocab_size) * config.n_embd
+        if not lookup_tables and config.positions == "learned":
             count -= self.pos_emb.weight.numel()
+        if not lookup_tables and not config.tie_embeddings:
+            count -= config.vocab_size * config.n_embd
         return count

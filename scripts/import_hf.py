@@ -4,7 +4,7 @@ python -m scripts.import_hf gpt2 --out out/gpt2           from the hub
 python -m scripts.import_hf FOLDER --out out/mine [--data out/data/mine] [--tokenizer FILE]
 
 The model must be a GPT-2, a GPT-NeoX with use_parallel_residual=False and rotary_pct=1, a Llama, or
-a Qwen3. Its head must be tied to the embedding. To continue it at a longer context:
+a Qwen3. To continue it at a longer context:
 
 python train.py out/mine/config.yaml run.init_from=out/mine run.out_dir=out/mine_16k
     model.context_length=16384 model.rope_base=1e6 optim.batch_tokens=524288

@@ -39,11 +39,15 @@ def assert_same_losses(one, other):
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ["model.tie_embeddings=false", "model.head_size=24", "model.n_inner=50"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ["run.dtype=bfloat16", "parallel.gather_dtype=float32"], marks=pytest.mark.slow
         ),
         pytest.param(CAPTURED, marks=pytest.mark.gpu(2)),
     ],
-    ids=["plain", "modern", "bfloat16", "gpu"],
+    ids=["plain", "modern", "untied", "bfloat16", "gpu"],
 )
 def test_fsdp_gives_the_losses_of_one_process(run, tmp_path, options):
     one, two = tmp_path / "one", tmp_path / "two"

@@ -71,10 +71,11 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
     model, optim = config.model, config.optim
     n_params = count_params(model)
     positions = model.context_length * model.n_embd if model.positions == "learned" else 0
+    untied = 0 if model.tie_embeddings else model.vocab_size * model.n_embd
     causal, full = (train_flops_per_token(model, causal=half) for half in (True, False))
     n_tokens = optim.max_steps * optim.batch_tokens
     return [
-        f"{n_params + positions:,} parameters, {positions:,} of them learned positions",
+        f"{n_params + positions + untied:,} parameters, {positions:,} of them learned positions",
         config.batch_text(n_gpus),
         f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} per parameter",
         f"{causal:.3g} FLOPs a token, {full:.3g} if all of attention counts; "
@@ -387,4 +388,4 @@ def _n_params(config: TrainConfig) -> int:
 def _rows(config: TrainConfig) -> int:
     """Vectors of tokens and of positions."""
     model = config.model
-    return model.padded_vocab_size + (model.context_length if model.positions == "learned" else 0)
+    return model.token_rows + (model.context_length if model.positions == "learned" else 0)

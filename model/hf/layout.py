@@ -32,7 +32,8 @@ class Layout:
     prefix: str
     """Prefix of all names except the head's. A checkpoint without the head lacks it."""
     heads: tuple[str, ...]
-    """Names of the head's weight in different versions. A tied head repeats the embedding."""
+    """Names of the head's weight in different versions, without a prefix. A tied head repeats the
+    embedding."""
     embedding: str
     """Name of the embedding's weight, without the prefix."""
     positions: str | None = None

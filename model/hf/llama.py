@@ -17,10 +17,10 @@ _ROPE = {"base": "rope_theta", "share": "partial_rotary_factor"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def _read_heads(
+def _read_shape(
     hf: Mapping[str, Any], *, kv_heads: int | None, head_dim: int | None
 ) -> dict[str, Any]:
-    """Read the number of key and value heads, and the width of a head.
+    """Read the number of key and value heads, the width of a head, and whether the head is tied.
 
     Args:
         hf: contents of config.json, whose sizes are valid.
@@ -28,7 +28,10 @@ def _read_heads(
             of the model over the number of heads.
     """
     n_head = hf["num_attention_heads"]
-    found: dict[str, Any] = {"n_kv_head": None, "head_size": None}
+    tied = hf.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        raise config_error("tie_word_embeddings", tied, ", which must be true or false.")
+    found: dict[str, Any] = {"n_kv_head": None, "head_size": None, "tie_embeddings": tied}
     if hf.get("num_key_value_heads", kv_heads) is not None:
         n_kv_head = read_size(hf, "num_key_value_heads", kv_heads)
         found["n_kv_head"] = None if n_kv_head == n_head else n_kv_head
@@ -38,8 +41,12 @@ def _read_heads(
     return found
 
 
-def _write_heads(config: ModelConfig) -> dict[str, Any]:
-    return {"num_key_value_heads": config.kv_heads, "head_dim": config.head_dim}
+def _write_shape(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
 
 
 def _read_llama(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +55,7 @@ def _read_llama(hf: Mapping[str, Any]) -> dict[str, Any]:
         why = f" and mlp_bias={biases['mlp_bias']!r}, which must both be true or both be false."
         raise config_error("attention_bias", biases["attention_bias"], why)
     return {
-        **_read_heads(hf, kv_heads=None, head_dim=None),
+        **_read_shape(hf, kv_heads=None, head_dim=None),
         **read_rope(hf, **_ROPE, default_share=1.0),
         "bias": bool(biases["attention_bias"]),
     }
@@ -56,7 +63,7 @@ def _read_llama(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_llama(config: ModelConfig) -> dict[str, Any]:
     return {
-        **_write_heads(config),
+        **_write_shape(config),
         **write_rope(config, **_ROPE),
         **dict.fromkeys(("attention_bias", "mlp_bias"), config.bias),
     }
@@ -64,7 +71,7 @@ def _write_llama(config: ModelConfig) -> dict[str, Any]:
 
 def _read_qwen3(hf: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        **_read_heads(hf, kv_heads=32, head_dim=128),
+        **_read_shape(hf, kv_heads=32, head_dim=128),
         **read_rope(hf, **_ROPE, default_share=1.0),
         **_read_windows(hf),
     }
@@ -73,7 +80,7 @@ def _read_qwen3(hf: Mapping[str, Any]) -> dict[str, Any]:
 def _write_qwen3(config: ModelConfig) -> dict[str, Any]:
     types = [_FULL if config.attends_to_all(n) else _SLIDING for n in range(config.n_layer)]
     return {
-        **_write_heads(config),
+        **_write_shape(config),
         **write_rope(config, **_ROPE),
         "use_sliding_window": _SLIDING in types,
         "sliding_window": config.window_size,
@@ -119,8 +126,8 @@ _BLOCK = {
     "mlp.fc_out": ("layers.{}.mlp.down_proj",),
 }
 _FIXED = {"positions": "rotary", "norm": "rms_norm", "mlp": "swiglu"}
-_EXPORTABLE = frozenset({"n_kv_head", "head_size", "rope_base", "rope_scaling"})
-_CHOICES = {"hidden_act": Choice("silu", ("silu",)), "tie_word_embeddings": Choice(False, (True,))}
+_EXPORTABLE = frozenset({"n_kv_head", "head_size", "tie_embeddings", "rope_base", "rope_scaling"})
+_CHOICES = {"hidden_act": Choice("silu", ("silu",))}
 
 _modern = partial(
     Layout,

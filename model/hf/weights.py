@@ -18,6 +18,7 @@ from model.hf.layout import Layout
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Supported dtypes of a checkpoint. float32 represents every value of each exactly."""
 
+_TABLES = {"tok_emb.weight", "out_emb.weight"}  # whose rows are padded
 _MAX_NAMES = 12
 
 
@@ -44,6 +45,8 @@ def conversions(layout: Layout, config: ModelConfig) -> Iterator[Conversion]:
     """Generate the conversions of all parameters of a model."""
     C, W = config.n_embd, config.mlp_width
     yield Conversion("tok_emb.weight", {layout.embedding: (config.vocab_size, C)})
+    if not config.tie_embeddings:
+        yield Conversion("out_emb.weight", {layout.heads[0]: (config.vocab_size, C)})
     if layout.positions is not None:
         yield Conversion("pos_emb.weight", {layout.positions: (config.context_length, C)})
     has_biases = config.bias or layout.always_biased
@@ -95,7 +98,7 @@ def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
 
     Raises:
         ValueError: tensors are missing, unexpected, duplicated, or of another shape or dtype, or
-            the head is not tied to the embedding. The message names them.
+            a head that should be tied is not equal to the embedding. The message names them.
     """
     layout = layout_for(config)
     parameters: dict[str, Tensor] = {}
@@ -107,7 +110,8 @@ def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
             )
         if not layout.buffers.fullmatch(short):
             parameters[short] = tensor
-    heads = {name: parameters.pop(name) for name in layout.heads if name in parameters}
+    tied = layout.heads if config.tie_embeddings else ()
+    heads = {name: parameters.pop(name) for name in tied if name in parameters}
     converted = list(conversions(layout, config))
     shapes = {name: shape for c in converted for name, shape in c.hf_shapes.items()}
     _check_tensors(parameters, shapes, layout.name)
@@ -115,8 +119,8 @@ def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
     for name, head in heads.items():
         if not torch.equal(head, embedding):
             raise ValueError(
-                f"{name} is not equal to {layout.prefix}{layout.embedding}, and this model has one "
-                "table for both: only checkpoints with a tied head can be imported."
+                f"{name} is not equal to {layout.prefix}{layout.embedding}, and this {layout.name} "
+                "has one table for both: only checkpoints with a tied head can be imported."
             )
     for name, tensor in parameters.items():
         if not tensor.isfinite().all():
@@ -128,9 +132,10 @@ def state_from_hf(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[st
         parts = [parameters[name].float() for name in conversion.hf_shapes]
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
         state[conversion.name] = conversion.from_hf(joined).contiguous()
-    padded = torch.zeros(config.padded_vocab_size, config.n_embd)
-    padded[: config.vocab_size] = embedding
-    state["tok_emb.weight"] = padded
+    for name in _TABLES & state.keys():
+        padded = torch.zeros(config.padded_vocab_size, config.n_embd)
+        padded[: config.vocab_size] = state[name]
+        state[name] = padded
     return state
 
 
@@ -147,8 +152,8 @@ def state_to_hf(
         dtype: dtype of the result; one of `DTYPES`.
 
     Returns:
-        Contiguous tensors, without vocabulary padding and without the head, which is tied. They may
-        share memory with `state`.
+        Contiguous tensors, without vocabulary padding and without a tied head. They may share
+        memory with `state`.
 
     Raises:
         ValueError: transformers does not have an equivalent model, or a weight is not finite, or
@@ -161,13 +166,14 @@ def state_to_hf(
     assert state.keys() == {c.name for c in converted} - absent
     tensors = {}
     for name, hf_shapes, to_hf, _ in converted:
-        hf_names = [layout.prefix + hf_name for hf_name in hf_shapes]
+        prefix = "" if name == "out_emb.weight" else layout.prefix
+        hf_names = [prefix + hf_name for hf_name in hf_shapes]
         if name in absent:
             for hf_name, shape in zip(hf_names, hf_shapes.values(), strict=True):
                 tensors[hf_name] = torch.zeros(shape, dtype=dtype)
             continue
         tensor = state[name]
-        if name == "tok_emb.weight":
+        if name in _TABLES:
             tensor = tensor[: config.vocab_size]
         if not tensor.isfinite().all():
             raise ValueError(

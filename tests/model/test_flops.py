@@ -23,10 +23,10 @@ A100 = "NVIDIA A100-SXM4-80GB"
 def test_count_params_agrees_with_the_model(size: str, positions: str, bias: bool) -> None:
     config = ModelConfig(**GPT2_SIZES[size], positions=positions, bias=bias)
     with torch.device("meta"):
-        assert count_params(config) == GPT(config).n_params(positions=False)
+        assert count_params(config) == GPT(config).n_params(lookup_tables=False)
 
 
-@pytest.mark.parametrize("change", [{}, {"head_size": 24, "n_inner": 50}])
+@pytest.mark.parametrize("change", [{}, {"head_size": 24, "n_inner": 50, "tie_embeddings": False}])
 def test_formulas_agree_with_the_flop_counter(change: dict) -> None:
     B, T = 2, 24
     sizes = {"vocab_size": 128, "context_length": T, "n_layer": 2, "n_head": 2, "n_embd": 32}

@@ -29,7 +29,8 @@ def random_state(config):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter))
-        model.tok_emb.weight[config.vocab_size :] = 0
+        for table in (model.tok_emb.weight, model.head_weight):
+            table[config.vocab_size :] = 0
     return model.state_dict()
 
 

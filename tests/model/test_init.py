@@ -24,7 +24,7 @@ def test_parameter_counts_match_gpt2(size: str, count: int) -> None:
     with torch.device("meta"):
         model = GPT(config)
     assert model.n_params() == count
-    assert model.n_params(positions=False) == count - 1024 * config.n_embd
+    assert model.n_params(lookup_tables=False) == count - 1024 * config.n_embd
     assert not list(model.buffers())
 
 

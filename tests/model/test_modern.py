@@ -30,6 +30,7 @@ CHOICES = {
     "one kv head": {"n_kv_head": 1, "positions": "learned"},
     "wide heads": {"head_size": 16, "n_kv_head": 2},
     "narrow heads": {"head_size": 4, "positions": "learned"},
+    "untied": {"tie_embeddings": False, "positions": "learned"},
     "window": {"window_size": 9},
     "alternating": {"window_size": 9, "full_every": 2},
     "qk_norm": {"qk_norm": True, "positions": "learned"},
@@ -56,7 +57,7 @@ def tokens(length: int = 64) -> torch.Tensor:
 @choices
 def test_count_params_agrees_with_the_model(change: dict) -> None:
     model = GPT(replace(BASE, **change))
-    assert model.n_params(positions=False) == count_params(model.config)
+    assert model.n_params(lookup_tables=False) == count_params(model.config)
 
 
 @choices

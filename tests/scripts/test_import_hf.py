@@ -77,7 +77,7 @@ def test_a_llama_is_continued_at_a_longer_context(gpt2, corpus, out, tmp_path):
         num_key_value_heads=2,
         max_position_embeddings=32,
         rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
     )
     llama = LlamaForCausalLM(config).eval()
     llama.save_pretrained(tmp_path / "hf")

@@ -48,6 +48,16 @@ def test_numbers_of_gpt2_small(capsys, monkeypatch) -> None:
     assert "data.path=nowhere is not there yet" in out
 
 
+def test_an_untied_head_is_counted(capsys) -> None:
+    out = printed(capsys, SMALL, "--dry-run", "model.tie_embeddings=false")
+    assert f"{124_439_808 + 50_257 * 768:,} parameters" in out
+    models = ModelConfig(), ModelConfig(tie_embeddings=False)
+    tied, untied = (estimate(config_of(model), 32, 1) for model in models)
+    # weights and two moments in float32, and a cast to bfloat16
+    assert untied.state - tied.state == pytest.approx(14 * 50_304 * 768)
+    assert untied.gradients - tied.gradients == 4 * 50_304 * 768
+
+
 def test_print_config_prints_the_whole_configuration(capsys) -> None:
     config = from_yaml(TrainConfig, printed(capsys, SMALL, "--print-config", "optim.lr=0.5"))
     assert (config.optim.lr, config.model.n_layer) == (0.5, 12)
