@@ -4,8 +4,9 @@ python -m scripts.import_hf gpt2 --out out/gpt2           from the hub
 python -m scripts.import_hf FOLDER --out out/mine [--data out/data/mine] [--tokenizer FILE]
 
 The model must be a GPT-2, a GPT-NeoX with use_parallel_residual=False and rotary_pct=1, a Llama, or
-a Qwen3. To continue it at a longer context:
+a Qwen3. To continue it at a longer context, on text prepared with its tokenizer:
 
+python -m scripts.prepare_text TEXT --out out/data/mine --tokenizer out/mine/tokenizer.json
 python train.py out/mine/config.yaml run.init_from=out/mine run.out_dir=out/mine_16k
     model.context_length=16384 model.rope_base=1e6 optim.batch_tokens=524288
 """
@@ -75,7 +76,8 @@ def check_out(out: Path) -> None:
 
 def train_config(model: ModelConfig, *, out: Path, data: str) -> TrainConfig:
     """Build a configuration for training the model further, with a low learning rate."""
-    micro_batch_size, accumulated = 8, 4
+    # up to 8,192 tokens, because a modern model's context may be 128 times that of GPT-2
+    micro_batch_size, accumulated = max(1, min(8, 8192 // model.context_length)), 4
     optim = OptimConfig(
         max_steps=2000,
         batch_tokens=accumulated * micro_batch_size * model.context_length,

@@ -94,11 +94,17 @@ def _read_windows(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Read `window_size` and `full_every` from the types of the layers."""
     n_layer = hf["num_hidden_layers"]
     window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
+    no_other = f", and in this model all layers slide, or all but every N-th: no other {_FULL!r} "
+    no_other += "layers can be imported."
     types = hf.get("layer_types")
-    if types is None:
-        n_full = n_layer if window is None else read_size(hf, "max_window_layers", 28)
-        types = [_FULL if layer < n_full else _SLIDING for layer in range(n_layer)]
-    known = isinstance(types, list | tuple) and all(kind in (_FULL, _SLIDING) for kind in types)
+    if types is None:  # versions without it
+        n_full = read_size(hf, "max_window_layers", 28)
+        if window is None or n_full >= n_layer:
+            return {"window_size": None, "full_every": 0}
+        if n_full > 0:
+            raise config_error("max_window_layers", n_full, no_other)
+        return {"window_size": read_size(hf, "sliding_window", 4096), "full_every": 0}
+    known = isinstance(types, list) and all(kind in (_FULL, _SLIDING) for kind in types)
     if not known or len(types) != n_layer:
         why = f", which must be {n_layer} times {_FULL!r} or {_SLIDING!r}."
         raise config_error("layer_types", types, why)
@@ -109,11 +115,7 @@ def _read_windows(hf: Mapping[str, Any]) -> dict[str, Any]:
         raise config_error("sliding_window", hf.get("sliding_window"), why)
     n = types.index(_FULL) + 1 if _FULL in types else 0
     if types != [_FULL if n and (i + 1) % n == 0 else _SLIDING for i in range(n_layer)]:
-        why = (
-            f", and in this model all layers slide, or all but every N-th: no other {_FULL!r} "
-            "layers can be imported."
-        )
-        raise config_error("layer_types", types, why)
+        raise config_error("layer_types", types, no_other)
     return {"window_size": read_size(hf, "sliding_window", 4096), "full_every": n}
 
 

@@ -184,13 +184,18 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         (
             "qwen3",
             {"layer_types": None, "max_window_layers": 3},
-            "layer_types=.* all layers slide, or all but every N-th",
+            "max_window_layers=3, and in this model all layers slide, or all but every N-th",
         ),
     ],
 )
 def test_other_models_are_refused(kind: str, change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config_from_hf(HF[kind] | change)
+
+
+def test_windows_without_types_of_layers() -> None:
+    old = {"layer_types": None, "max_window_layers": 0}
+    assert config_from_hf(HF["qwen3"] | old) == replace(QWEN3, full_every=0)
 
 
 def test_windows_that_no_layer_uses_are_ignored() -> None:
