@@ -37,27 +37,6 @@ class Call(NamedTuple):
 
 
 @gluon.jit
-def alibi_slope(head, call, features: gl.constexpr):
-    """ALiBi's slope of a query head; 0 without ALiBi."""
-    if features.alibi:
-        return gl.load(call.slopes_ptr + head)
-    else:
-        return 0.0
-
-
-@gluon.jit
-def with_alibi(s, query, key, slope, call, features: gl.constexpr):
-    """Subtract slope * distance from products of q and k, with ALiBi; query and key broadcast.
-
-    Positions are exact in fp32 up to 2^24 tokens.
-    """
-    if features.alibi:
-        position = (query + (call.seq_k - call.seq_q)).to(gl.float32)
-        s = s - slope * gl.abs(position - key.to(gl.float32))
-    return s
-
-
-@gluon.jit
 def doc_starts(query, batch, call):
     """First key of the document of each query; past the end, that of the last query."""
     # A tile may reach past the last query, where there is nothing to read.

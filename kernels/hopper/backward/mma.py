@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from ...triton.block_ranges import n_keys_of, visible_keys
 from ...triton.primitives import dropout_head_key, dropout_keep
 from ..block_list import ALL_PARTS, in_parts
-from ..call import alibi_slope, doc_starts, with_alibi
-from ..forward.softmax import capped
+from ..call import doc_starts
+from ..forward.softmax import alibi_slope, capped, with_alibi
 from ..gluon import exp2, log2, round_to, tma_store
 from ..pipeline import arrive, wait_empty, wait_full
 from ..scheduler import load_scalar

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 
 from ...triton.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, tanh_ratio
 from ..block_list import in_parts
-from ..call import alibi_slope, doc_starts, with_alibi
+from ..call import doc_starts
 from ..gluon import exp2, reciprocal, round_to
 from .tiles import M, row_bounds
 
@@ -48,6 +48,27 @@ def capped(s, call, plan: gl.constexpr):
     if plan.features.softcap:
         numerator, denominator = tanh_ratio(s * call.softcap_scale)
         s = numerator * reciprocal(denominator)
+    return s
+
+
+@gluon.jit
+def alibi_slope(head, call, features: gl.constexpr):
+    """ALiBi's slope of a query head; 0 without ALiBi."""
+    if features.alibi:
+        return gl.load(call.slopes_ptr + head)
+    else:
+        return 0.0
+
+
+@gluon.jit
+def with_alibi(s, query, key, slope, call, features: gl.constexpr):
+    """Subtract slope * distance from products of q and k, with ALiBi; query and key broadcast.
+
+    Positions are exact in fp32 up to 2^24 tokens.
+    """
+    if features.alibi:
+        position = (query + (call.seq_k - call.seq_q)).to(gl.float32)
+        s = s - slope * gl.abs(position - key.to(gl.float32))
     return s
 
 
