@@ -102,7 +102,7 @@ def begin_head(work, view, h, kv_heads, call, plan: gl.constexpr):
     key = 0
     if plan.features.dropout:
         key = dropout_head_key(view.batch * call.n_head + head, call)
-    slope = alibi_slope(head, call, plan.features)
+    slope = alibi_slope(head, call, plan)
     view = View(view.start_n, view.batch, view.whole_from, view.whole_to, key, slope, 0)
     return head, work_of_head(work, head, h, call, plan), view
 
@@ -158,7 +158,7 @@ def gradients(
     if plan.features.alibi:
         m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, S)), 0)
         n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
-        s = with_alibi(s, start_m + m, view.start_n + n, view.slope, call, plan.features)
+        s = with_alibi(s, start_m + m, view.start_n + n, view.slope, call, plan)
     # Row tiles that see all keys of the group skip the mask.
     if plan.masks and _hides(start_m, view, plan):
         s = _masked_scores(s, start_m, view, call, plan)

@@ -38,7 +38,7 @@ def make_rows(start_m, batch, batch_head, row, call, plan: gl.constexpr, S: gl.c
     head_key = 0
     if plan.features.dropout:
         head_key = dropout_head_key(batch_head, call)
-    slope = alibi_slope(batch_head % call.n_head, call, plan.features)
+    slope = alibi_slope(batch_head % call.n_head, call, plan)
     return Rows(start_m, lower, upper, head_key, slope)
 
 
@@ -52,21 +52,21 @@ def capped(s, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def alibi_slope(head, call, features: gl.constexpr):
+def alibi_slope(head, call, plan: gl.constexpr):
     """ALiBi's slope of a query head; 0 without ALiBi."""
-    if features.alibi:
+    if plan.features.alibi:
         return gl.load(call.slopes_ptr + head)
     else:
         return 0.0
 
 
 @gluon.jit
-def with_alibi(s, query, key, slope, call, features: gl.constexpr):
+def with_alibi(s, query, key, slope, call, plan: gl.constexpr):
     """Subtract slope * distance from products of q and k, with ALiBi; query and key broadcast.
 
     Positions are exact in fp32 up to 2^24 tokens.
     """
-    if features.alibi:
+    if plan.features.alibi:
         position = (query + (call.seq_k - call.seq_q)).to(gl.float32)
         s = s - slope * gl.abs(position - key.to(gl.float32))
     return s
@@ -79,7 +79,7 @@ def masked_scores(s, start_n, parts, rows, call, plan: gl.constexpr, MASKED: gl.
     if plan.features.alibi:
         m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(1, s.type.layout)), 1)
         n = gl.expand_dims(gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout)), 0)
-        s = with_alibi(s, rows.start_m + m, start_n + n, rows.slope, call, plan.features)
+        s = with_alibi(s, rows.start_m + m, start_n + n, rows.slope, call, plan)
     if MASKED:
         n = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
         key = start_n + n
