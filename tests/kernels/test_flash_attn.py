@@ -7,7 +7,6 @@ from torch import Tensor
 from kernels import flash_attention
 from kernels.reference.standard import standard_attention
 from kernels.testing import make_qkv
-from kernels.varlen import Sequences
 from papilio.flash_attn import flash_attn_func, flash_attn_varlen_func
 from tests.kernels.tensors import random_tensors
 
@@ -112,36 +111,6 @@ def test_causal_self_attention_copies_nothing():
     out = flash_attn_varlen_func(*inputs, cu, cu, 30, 30, causal=True)
     expected = flash_attention(*[x[None] for x in inputs], causal=True, doc_start=starts)[0]
     assert torch.equal(out, expected)
-
-
-def test_padded_sequences_have_results_and_lse_of_each_sequence():
-    cu = offsets([5, 40, 19], "cpu")
-    sequences = Sequences(cu, cu, 64, 64, 40, 40, causal=False)
-
-    def attention(q, k, v):
-        q, k, v, starts = sequences.batch(*(x[0] for x in (q, k, v)))
-        out, lse = flash_attention(q, k, v, doc_start=starts, return_lse=True, impl="triton")
-        return sequences.tokens(out)[None], sequences.lse_tokens(lse)[None]
-
-    def each_sequence(q, k, v, **_):
-        slices = [slice(a, b) for a, b in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)]
-        pairs = [standard_attention(*(x[:, s] for x in (q, k, v))) for s in slices]
-        outs, lses = zip(*pairs, strict=True)
-        return torch.cat(outs, 1), torch.cat(lses, 2)
-
-    q, k, v = make_qkv(1, 64, 64, 2, 2, 16)
-    for actual, expected in zip(attention(q, k, v), each_sequence(q, k, v), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_results_of_changed_offsets_are_not_reused():
-    cu = offsets([7, 30], "cpu")
-    inputs = random_tensors([(37, 2, 16)] * 3, [torch.float32] * 3)
-    flash_attn_varlen_func(*inputs, cu, cu, 37, 37, causal=True)
-    cu[1] = 20
-    out = flash_attn_varlen_func(*inputs, cu, cu, 37, 37, causal=True)
-    fresh = cu.clone()
-    assert torch.equal(out, flash_attn_varlen_func(*inputs, fresh, fresh, 37, 37, causal=True))
 
 
 @each_device
