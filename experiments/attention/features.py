@@ -50,6 +50,7 @@ def option_sets(problem: Case, device: str) -> dict[str, dict[str, Any]]:
         "padding": {"kv_lengths": torch.tensor(lengths, dtype=torch.int32, device=device)},
         "sinks": {"sinks": torch.zeros(problem.n_head, device=device)},
         "softcap": {"softcap": 30.0},
+        "ALiBi": {"alibi_slopes": torch.linspace(0.5, 0.004, problem.n_head, device=device)},
         "a window of a quarter": {"window_size": quarter},
         "four documents": {"doc_start": (position // quarter * quarter).int()},
     }

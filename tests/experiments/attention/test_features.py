@@ -29,7 +29,16 @@ def kernels(monkeypatch):
 def test_a_row_for_each_option_and_a_plain_one_for_the_other_head_dims(kernels):
     rows = [row for (row,) in features.measure(64, "cpu")]
     assert [row["name"] for row in rows] == [
-        *("", "dropout", "padding", "sinks", "softcap", "a window of a quarter", "four documents")
+        *(
+            "",
+            "dropout",
+            "padding",
+            "sinks",
+            "softcap",
+            "ALiBi",
+            "a window of a quarter",
+            "four documents",
+        )
     ]
     assert [row["name"] for (row,) in features.measure(192, "cpu")] == [""]
     assert {row["difference"] for row in rows} == {0.0}

@@ -48,6 +48,7 @@ VARIANTS = [
     Features(causal=True, lengths=True, dropout=True),
     Features(causal=True, window=True),
     Features(causal=True, documents=True),
+    Features(causal=True, alibi=True),
     Features(causal=True, lengths=True, softcap=True, sinks=True),
     Features(causal=True, dropout=True),
     Features(
