@@ -87,20 +87,32 @@ def read_tokenizer(folder: Path, end_of_text: str | None = None) -> TextTokenize
     """Read the tokenizer of a model's folder.
 
     Args:
-        end_of_text: Special token that ends documents, see `load_tokenizer`.
+        end_of_text: Special token that ends documents, see `load_tokenizer`. Without
+            "<|endoftext|>", the default is the token of eos_token_id in config.json.
 
     Raises:
         FileNotFoundError: The folder holds no tokenizer.
         ValueError: The tokenizer is damaged, or has no end of text.
     """
     if (folder / TOKENIZER).is_file():
-        return load_tokenizer(str(folder / TOKENIZER), end_of_text)
+        return load_tokenizer(str(folder / TOKENIZER), end_of_text or _end_of_text(folder))
     if (folder / VOCAB).is_file() and (folder / MERGES).is_file():
         return gpt2_tokenizer(folder / VOCAB, folder / MERGES, end_of_text or END_OF_TEXT)
     raise FileNotFoundError(
         f"{folder} holds no tokenizer ({TOKENIZER}, or {VOCAB} and {MERGES}): pass "
         "--tokenizer FILE, the tokenizer.json that the model was trained with"
     )
+
+
+def _end_of_text(folder: Path) -> str | None:
+    """Special token that config.json names as the end, unless there is an END_OF_TEXT."""
+    if not (folder / CONFIG).is_file():
+        return None
+    eos_id = load_json(folder / CONFIG, "download it again").get("eos_token_id")
+    added = load_json(folder / TOKENIZER, "download it again").get("added_tokens")
+    tokens = [x for x in added if isinstance(x, dict)] if isinstance(added, list) else []
+    special = {x.get("id"): x.get("content") for x in tokens if x.get("special")}
+    return None if END_OF_TEXT in special.values() else special.get(eos_id)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

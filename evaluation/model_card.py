@@ -45,13 +45,16 @@ def model_card(run: Run, name: str, architecture: str) -> str:
     if evaluations:
         loss = evaluations[-1]["val_loss"]
         facts["validation loss"] = f"{loss:.4f} nats per token, at the context length above"
-    settings = {"model": config, "optim": run.config.optim}
+    settings: dict[str, object] = {"model": config}
+    if run.progress.step > 0:
+        settings["optim"] = run.config.optim
+    origin = "trained with Papilio" if run.progress.step > 0 else "imported into Papilio as it was"
     yaml = "".join(f"{key}:\n{indent(to_yaml(part), '  ')}" for key, part in settings.items())
     quoted = json.dumps(name)  # a JSON string is a valid Python literal
     return f"""{_HEAD}
 # {escape(name)}
 
-A language model trained with Papilio, run by transformers' `{architecture}`. It continues text and
+A language model {origin}, run by transformers' `{architecture}`. It continues text and
 was not trained to follow instructions.
 
 ```python
@@ -66,7 +69,7 @@ print(tokenizer.decode(model.generate(**tokens, max_new_tokens=50)[0]))
 {markdown_table(("", ""), ((key, escape(fact)) for key, fact in facts.items()))}
 The author has to add what is missing here about the training text and the licence.
 
-## How it was trained
+## {"How it was trained" if run.progress.step > 0 else "Its configuration"}
 
 ```yaml
 {yaml}```

@@ -103,10 +103,10 @@ def flash_attention(  # pyright: ignore[reportInconsistentOverload]  # **options
         window_size: W >= 1 hides the keys with |p - j| >= W. With causal, a query sees W keys,
             itself included; without, W - 1 on either side of itself.
         mask: block-sparse; its layout must have ceil(T_q / block) x ceil(T_k / block) blocks.
-        doc_start: (B, T_q) int32 or int64, the key position at which each query's document begins:
-            earlier keys are hidden (packed documents).
-        kv_lengths: (B,) int32 or int64, the number of keys that are not padding. Later keys are
-            hidden; query positions still depend on T_k.
+        doc_start: (B or 1, T_q) int32 or int64, the key position at which each query's document
+            begins: earlier keys are hidden (packed documents).
+        kv_lengths: (B or 1,) int32 or int64, the number of keys that are not padding. Later keys
+            are hidden; query positions still depend on T_k.
         sinks: (H,), any floating dtype, below +inf: for each head, an extra score in the softmax
             that has no value (arXiv 2309.17453; learnable as in gpt-oss). lse includes it.
         alibi_slopes: (H,), any floating dtype, without a gradient: adds -slope * |p - j| to the
@@ -317,7 +317,9 @@ def _with_tensors(
     # The key covers layouts, but these checks also read values or whether a gradient is required.
     check_sinks(inputs[0], sinks)
     check_slopes(inputs[0], slopes, None)
-    doc_start, kv_lengths = as_positions(n_keys, doc_start), as_positions(n_keys, kv_lengths)
+    batch = inputs[0].shape[0]
+    doc_start = as_positions(batch, n_keys, doc_start)
+    kv_lengths = as_positions(batch, n_keys, kv_lengths)
     seed = get("dropout_seed") if options.dropout_p else None
     tensors = seed, doc_start, kv_lengths, sinks, slopes
     return AttentionOptions._make((*tensors, *options[N_CALL_TENSORS:]))

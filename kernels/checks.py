@@ -60,7 +60,8 @@ def check_positions(q: Tensor, doc_start: Tensor | None, kv_lengths: Tensor | No
     ):
         if tensor is None:
             continue
-        _check_shape(name, tensor, shape, q)
+        one_row = isinstance(tensor, Tensor) and tuple(tensor.shape) == (1, *shape[1:])
+        _check_shape(name, tensor, (1, *shape[1:]) if one_row else shape, q)
         if tensor.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be int32 or int64, got {tensor.dtype}")
 
@@ -72,7 +73,7 @@ def check_sinks(q: Tensor, sinks: Tensor | None) -> None:
     _check_shape("sinks", sinks, (q.shape[2],), q)
     if not sinks.is_floating_point():
         raise ValueError(f"sinks must be floating point, got {sinks.dtype}")
-    if _may_be_read(sinks) and (sinks.detach() == math.inf).any():
+    if may_be_read(sinks) and (sinks.detach() == math.inf).any():
         raise ValueError(
             f"sinks must be below +inf, which would take all of the softmax, got {sinks.tolist()}"
         )
@@ -82,13 +83,18 @@ def check_slopes(q: Tensor, slopes: Tensor | None, softcap: float | None) -> Non
     """Check shape, dtype and device of ALiBi's slopes, and what they cannot be combined with."""
     if slopes is None:
         return
+    if isinstance(slopes, Tensor) and slopes.dim() == 2:
+        raise ValueError(
+            f"alibi_slopes must be (H,), got shape {tuple(slopes.shape)}: slopes of each sequence "
+            "are not supported"
+        )
     _check_shape("alibi_slopes", slopes, (q.shape[2],), q)
     if not slopes.is_floating_point():
         raise ValueError(f"alibi_slopes must be floating point, got {slopes.dtype}")
-    if slopes.requires_grad:
+    if slopes.requires_grad and torch.is_grad_enabled():
         raise ValueError("alibi_slopes must not require a gradient: pass alibi_slopes.detach()")
     if softcap:
-        raise ValueError(f"softcap must be None with alibi_slopes, got {softcap}")
+        raise ValueError(f"softcap={softcap} cannot be combined with alibi_slopes: leave one out")
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], q: Tensor) -> None:
@@ -104,17 +110,17 @@ def check_mask(q: Tensor, mask: BlockSparseMask | None) -> None:
     if mask is None:
         return
     if not isinstance(mask, BlockSparseMask):
-        raise ValueError(
-            f"mask must be a BlockSparseMask, got {type(mask).__name__}: "
-            "BlockSparseMask(layout, block_size) builds one from a bool layout of blocks"
-        )
+        advice = "BlockSparseMask(layout, block_size) builds one from a bool layout of blocks"
+        if type(mask).__name__ == "BlockMask":
+            advice = "pass **BlockSparseMask.from_flex(block_mask) instead"
+        raise ValueError(f"mask must be a BlockSparseMask, got {type(mask).__name__}: {advice}")
     if mask.n_head not in (1, q.shape[2]):
         raise ValueError(
             f"the layout of mask must have 1 head or the {q.shape[2]} of q, got {mask.n_head}"
         )
 
 
-def _may_be_read(tensor: Tensor) -> bool:
+def may_be_read(tensor: Tensor) -> bool:
     """Whether the values exist and reading them does not wait for a GPU."""
     # Subclasses include the placeholders of a trace, which have no values.
     is_real = type(tensor) in (Tensor, nn.Parameter)

@@ -46,7 +46,9 @@ def flash_attn_func(
         ValueError: an argument is malformed or not supported.
     """
     _refuse(return_attn_probs=return_attn_probs)
-    causal, keys = convert_window(window_size, causal=causal)
+    check_tensors(q=q, k=k)
+    longest = max(q.shape[1], k.shape[1]) if q.dim() == k.dim() == 4 else 0
+    causal, keys = convert_window(window_size, longest, causal=causal)
     return flash_attention(
         q, k, v, causal=causal, window_size=keys, softmax_scale=softmax_scale,
         alibi_slopes=alibi_slopes, softcap=softcap or None, dropout_p=dropout_p,
@@ -72,7 +74,8 @@ def flash_attn_varlen_func(
         k, v: (tokens of keys, H_kv, D); H must be a multiple of H_kv.
         cu_seqlens_q, cu_seqlens_k: (sequences + 1,) int32, from 0: the number of tokens before each
             sequence, and the total. Results of tokens after the last sequence are undefined.
-        max_seqlen_q, max_seqlen_k: at least the length of the longest sequence.
+        max_seqlen_q, max_seqlen_k: at least the length of the longest sequence. On a GPU neither
+            these nor the values of cu_seqlens are checked: that would wait for it.
         block_table: must be None, because the cache of keys is never paged.
         others: as in `flash_attn_func`, with T_q and T_k those of each sequence.
 
@@ -87,32 +90,39 @@ def flash_attn_varlen_func(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
             raise ValueError(f"{name} must be (tokens, H, D), got shape {tuple(tensor.shape)}")
-    check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, "max_seqlen_q", max_seqlen_q)
-    check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, "max_seqlen_k", max_seqlen_k)
+    if k.shape != v.shape or q.shape[2] != k.shape[2]:
+        raise ValueError(
+            "k and v must have one shape, and the head_dim of q: "
+            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    check_cu_seqlens("q", cu_seqlens_q, max_seqlen_q, q)
+    check_cu_seqlens("k", cu_seqlens_k, max_seqlen_k, k)
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError(
             "cu_seqlens_q and cu_seqlens_k must describe the same sequences, got "
             f"{len(cu_seqlens_q) - 1} and {len(cu_seqlens_k) - 1} of them"
         )
-    causal, keys = convert_window(window_size, causal=causal)
+    longest = max(max_seqlen_q, max_seqlen_k)
+    causal, keys = convert_window(window_size, longest, causal=causal)
     sequences = Sequences(
         cu_seqlens_q, cu_seqlens_k, q.shape[0], k.shape[0], max_seqlen_q, max_seqlen_k,
         causal=causal,
     )  # fmt: skip
-    q, k, v, doc_start = sequences.batch(q, k, v)
+    q, k, v, doc_start, kv_lengths = sequences.batch(q, k, v)
     out = flash_attention(
-        q, k, v, causal=causal, window_size=keys, doc_start=doc_start, softmax_scale=softmax_scale,
-        alibi_slopes=alibi_slopes, softcap=softcap or None, dropout_p=dropout_p,
-        deterministic=deterministic,
+        q, k, v, causal=causal, window_size=keys, doc_start=doc_start, kv_lengths=kv_lengths,
+        softmax_scale=softmax_scale, alibi_slopes=alibi_slopes, softcap=softcap or None,
+        dropout_p=dropout_p, deterministic=deterministic,
     )  # fmt: skip
     return sequences.tokens(out)
 
 
-def convert_window(window_size: Window, *, causal: bool) -> tuple[bool, int | None]:
+def convert_window(window_size: Window, longest: int, *, causal: bool) -> tuple[bool, int | None]:
     """Convert flash-attn's window to `causal` and `window_size` of `flash_attention`.
 
     Args:
         window_size: (left, right) of keys before and after a query's position; -1 or None: all.
+        longest: number of queries or keys, whichever is larger: a side that long hides nothing.
         causal: hides all later keys, whatever the right side is.
 
     Raises:
@@ -120,20 +130,24 @@ def convert_window(window_size: Window, *, causal: bool) -> tuple[bool, int | No
     """
     check_bool("causal", causal)
     sides = list(window_size) if isinstance(window_size, (tuple, list)) else []
-    if len(sides) != 2 or not all(side is None or is_whole_number(side) for side in sides):
+    if len(sides) != 2 or not all(map(_is_side, sides)):
         raise ValueError(
             "window_size must be (left, right), the keys before and after a query's position, with "
             f"-1 for all, got {window_size!r}"
         )
-    left, right = (-1 if side is None or side < 0 else side for side in sides)
+    left, right = (-1 if side is None or side >= longest else side for side in sides)
     if causal or right == 0:
         return True, None if left < 0 else left + 1
     if left != right:
         raise ValueError(
             f"window_size={tuple(window_size)} must have equal sides, or right=0 or causal=True: "
-            "other windows are not supported"
+            "use PyTorch's FlexAttention for other windows"
         )
     return False, None if left < 0 else left + 1
+
+
+def _is_side(side: Any) -> bool:
+    return side is None or (is_whole_number(side) and side >= -1)
 
 
 def _refuse(**arguments: Any) -> None:

@@ -26,11 +26,15 @@ from .attention import UNSUPPORTED_REASONS, decide
 from .flash_attn import convert_window
 from .ops import IMPLEMENTATIONS, launch_bwd, launch_fwd
 from .options import AttentionOptions
-from .varlen import Sequences
+from .varlen import Batch, Sequences
 
 NAME = "papilio"
 """Name of the entry in PyTorch's registry."""
 
+MIN_PADDED = 2**16
+"""Rows up to which a padded batch is small, however few of them are tokens."""
+
+_SDPA = "scaled_dot_product_attention"
 _log = logging.getLogger(__name__)
 _FLASH = torch_attention.SDPBackend.FLASH_ATTENTION.value  # pyright: ignore
 
@@ -45,10 +49,14 @@ def register_with_torch(*, impl: str | None = None) -> None:
     uses them: eager or compiled, with causal masks, grouped heads and dropout. Gradients repeat bit
     for bit. PyTorch prefers cuDNN on some GPUs: flash attention is now tried first.
 
-    Calls that the kernels do not support run as before, and the reason is logged once. Call this
-    before torch.compile traces a model, because a compiled model keeps its choice, and not between
-    a forward pass and its backward pass. It starts CUDA on the current device: with several GPUs,
-    call torch.cuda.set_device before. `unregister_with_torch()` undoes it.
+    Calls for which PyTorch does not choose flash attention run as before. If these kernels lack a
+    detail of one for which it does, PyTorch's flash attention serves it, and the reason is logged
+    once. A varlen_attn that is not causal self-attention is padded to a batch of equal lengths; if
+    that takes more than twice the memory, it also stays with PyTorch.
+
+    Call this before torch.compile traces a model, because a compiled model keeps its choice, and
+    not between a forward pass and its backward pass. It starts CUDA on the current device: with
+    several GPUs, call torch.cuda.set_device before. `unregister_with_torch()` undoes it.
 
     With TRITON_INTERPRET=1, calls on the CPU also use the kernels, for tests.
 
@@ -66,6 +74,8 @@ def register_with_torch(*, impl: str | None = None) -> None:
             f"PyTorch {torch.__version__} has no registry of flash kernels: pip install "
             "'torch>=2.11', or call papilio.kernels.flash_attention"
         )
+    if not torch.cuda.is_available() and not triton.is_interpreted():
+        _log.warning("there is no GPU: PyTorch's attention on the CPU stays as it is")
     register = functools.partial(_Registration, impl)
     torch_attention.register_flash_attention_impl(NAME, register_fn=register)
     torch_attention.activate_flash_attention_impl(NAME)
@@ -94,7 +104,8 @@ class _Registration:
     def remove(self) -> None:
         """Restore the kernels and the order of backends from before."""
         self._library._destroy()
-        torch._C._set_sdp_priority_order(self._priority)
+        if torch._C._get_sdp_priority_order() == _flash_first(self._priority):
+            torch._C._set_sdp_priority_order(self._priority)
 
 
 def _prefer_flash() -> list[int]:
@@ -104,8 +115,12 @@ def _prefer_flash() -> list[int]:
         x = torch.empty(1, 1, 1, 8, device="cuda", dtype=torch.float16)
         torch._fused_sdp_choice(x, x, x)
     priority = torch._C._get_sdp_priority_order()
-    torch._C._set_sdp_priority_order(sorted(priority, key=lambda backend: backend != _FLASH))
+    torch._C._set_sdp_priority_order(_flash_first(priority))
     return priority
+
+
+def _flash_first(priority: list[int]) -> list[int]:
+    return sorted(priority, key=lambda backend: backend != _FLASH)
 
 
 class _Call(NamedTuple):
@@ -260,7 +275,7 @@ class _Kernels:
             )
             all_rows = q_rows, k_rows, k_rows
             for grad, padded, rows in zip(grads, padded_grads, all_rows, strict=True):
-                grad.copy_(padded.flatten(0, 1)[rows.row])
+                grad.copy_(sequences.unpad(padded, rows))
             return
         if sequences is not None:
             grads = [x[None] for x in grads]
@@ -276,8 +291,9 @@ class _Kernels:
     ) -> _Call:  # fmt: skip
         """Check a call and prepare its inputs.
 
-        Both passes of a call must end here, or both in PyTorch's kernels, as dropout differs. So
-        the decision depends only on arguments that both have.
+        Both passes of a call must end here, or both in PyTorch's kernels, as dropout differs. The
+        decision depends on arguments that both have, and on `others` of the forward pass: no
+        function of PyTorch differentiates a call with these.
 
         Raises:
             _UnsupportedError: PyTorch's kernel must serve it.
@@ -289,28 +305,31 @@ class _Kernels:
             raise _UnsupportedError("Triton's interpreter multiplies bfloat16 incorrectly")
         if (cum_seq_q is None) != (cum_seq_k is None):
             raise _UnsupportedError("cum_seq_q without cum_seq_k, or the reverse, is not supported")
-        batch, doc_start, sequences = (query, key, value), None, None
+        batch, sequences = Batch(query, key, value, None, None), None
         try:
             window = window_size_left, window_size_right
-            causal, window_size = convert_window(window, causal=is_causal)
+            causal, window_size = convert_window(window, max(max_q, max_k), causal=is_causal)
             if cum_seq_q is not None and cum_seq_k is not None:
+                # PyTorch's kernels pad nothing: they serve calls where padding takes much memory.
+                n_tokens = len(query) + len(key)
+                max_rows = max(2 * n_tokens, MIN_PADDED) if self._key == "CUDA" else None
                 sequences = Sequences(
-                    cum_seq_q, cum_seq_k, query.shape[0], key.shape[0], max_q, max_k,
-                    causal=causal,
+                    cum_seq_q, cum_seq_k, len(query), len(key), max_q, max_k, causal=causal,
+                    max_rows=max_rows,
                 )  # fmt: skip
-                *batch, doc_start = sequences.batch(query, key, value)
+                batch = sequences.batch(query, key, value)
             # Below autograd and torch.compile, all calls are plain.
             impl, options = decide(
-                tuple(batch), self._impl, is_plain=True, causal=causal, window_size=window_size,
-                softmax_scale=scale, doc_start=doc_start, dropout_p=dropout_p,
+                batch[:3], self._impl, is_plain=True, causal=causal, window_size=window_size,
+                softmax_scale=scale, doc_start=batch.doc_start,
+                kv_lengths=batch.kv_lengths, dropout_p=dropout_p,
                 dropout_seed=dropout_seed,
             )  # fmt: skip
         except ValueError as error:
             raise _UnsupportedError(str(error)) from error
         if impl not in IMPLEMENTATIONS:
-            q, k, v = batch
-            raise _UnsupportedError(UNSUPPORTED_REASONS["triton"](q, k, v, options))
-        return _Call(tuple(batch), impl, options, sequences)  # pyright: ignore
+            raise _UnsupportedError(UNSUPPORTED_REASONS["triton"](*batch[:3], options))
+        return _Call(batch[:3], impl, options, sequences)
 
 
 def _transposed(*tensors: Tensor) -> Any:
@@ -342,12 +361,12 @@ def _or_replaced(operator: str, key: str, kernel: Callable[..., Any]) -> Callabl
         except _UnsupportedError as error:
             if replaced is None:
                 raise NotImplementedError(f"{name} has no kernel on {key}: {error}") from None
-            _log_once(operator, str(error))
+            _log_once("varlen_attn" if "scaled" not in operator else _SDPA, str(error))
         return replaced.call_boxed(keys, *arguments, **options)
 
     return run
 
 
 @functools.cache
-def _log_once(operator: str, reason: str) -> None:
-    _log.warning("PyTorch's own kernel serves %s, because %s", operator, reason)
+def _log_once(function: str, reason: str) -> None:
+    _log.warning("PyTorch's own kernel serves a call of %s: %s", function, reason)

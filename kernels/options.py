@@ -288,8 +288,8 @@ def make_options(
         window_size = None  # no key is that far from any query
     return AttentionOptions(
         dropout_seed=dropout_seed if dropout_p > 0 else None,
-        doc_start=as_positions(n_keys, doc_start),
-        kv_lengths=as_positions(n_keys, kv_lengths),
+        doc_start=as_positions(q.shape[0], n_keys, doc_start),
+        kv_lengths=as_positions(q.shape[0], n_keys, kv_lengths),
         sinks=sinks,
         alibi_slopes=alibi_slopes,
         softmax_scale=softmax_scale or 1.0 / math.sqrt(q.shape[-1]),
@@ -303,10 +303,12 @@ def make_options(
     )
 
 
-def as_positions(n_keys: int, x: Tensor | None) -> Tensor | None:
-    """Convert doc_start or kv_lengths to the form that kernels read: int32, contiguous."""
+def as_positions(batch: int, n_keys: int, x: Tensor | None) -> Tensor | None:
+    """Convert doc_start or kv_lengths to the form that kernels read: (B, ...) int32, contiguous."""
     if x is None:
         return None
+    if x.shape[0] != batch:
+        x = x.expand(batch, *x.shape[1:])
     if x.dtype == torch.int64:
         # Clamp first: int32 would wrap around at 2^31, and all positions past the keys are alike.
         x = x.clamp(0, n_keys).to(torch.int32)
@@ -341,7 +343,9 @@ _EQUIVALENTS = {
     **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), _CU_SEQLENS),
     "return_attn_probs": "pass return_lse for the log-sum-exp; the weights are never formed",
     "block_mask": "pass **BlockSparseMask.from_flex(block_mask)",
-    "score_mod": "pass softcap or sinks; other changes to scores are not supported",
+    "score_mod": "pass softcap or alibi_slopes; other changes to scores are not supported",
+    "mask_mod": "pass causal, window_size or doc_start, or **BlockSparseMask.from_flex(block_mask)",
+    **dict.fromkeys(("s_aux", "learnable_sink"), "pass sinks"),
     "sliding_window": "pass window_size, in keys that a query sees, itself included",
 }
 """Advice for keyword arguments of PyTorch's SDPA and FlexAttention and of flash-attn."""
@@ -359,7 +363,8 @@ def _check_numbers(
     if window_size is not None and not (is_whole_number(window_size) and window_size >= 1):
         raise ValueError(
             f"window_size must be the number of keys that a query sees, itself included: a whole "
-            f"number of at least 1, got {window_size!r}. None means no window"
+            f"number of at least 1, got {window_size!r}. None means no window. flash-attn's (left, "
+            "0) is causal=True, window_size=left + 1"
         )
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap must be positive and finite, got {softcap}. None means no cap")

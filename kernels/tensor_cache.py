@@ -13,9 +13,10 @@ Result = TypeVar("Result")
 class TensorCache(Generic[Result]):
     """Cache by tensor: all layers of a model pass the same one, and only the first one computes.
 
-    A tensor that was written to since is a new key. Nothing is cached under torch.compile, which
-    cannot trace the look-up, in inference mode, where tensors have no version, or while a CUDA
-    graph is captured, because calls outside the graph must not read its memory.
+    A tensor that an operator of PyTorch wrote to since is a new key, and so is another stream.
+    Nothing is cached under torch.compile, which cannot trace the look-up, for tensors of inference
+    mode, which have no version, or while a CUDA graph is captured, because calls outside the graph
+    must not read its memory.
     """
 
     def __init__(self) -> None:
@@ -25,10 +26,14 @@ class TensorCache(Generic[Result]):
         """Return compute(tensor, *arguments), from the cache if possible."""
         if is_traced(tensor) or tensor.is_inference():
             return compute(tensor, *arguments)
-        key = tensor._version, *arguments
+        stream = torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+        key = stream, tensor._version, *arguments
         cached = self._results.get(tensor)
         if cached is None or cached[0] != key:
-            cached = self._results[tensor] = key, compute(tensor, *arguments)
+            # The first caller may be in inference mode (evaluation), but autograd refuses to save
+            # tensors that were made in it.
+            with torch.inference_mode(False):
+                cached = self._results[tensor] = key, compute(tensor, *arguments)
         return cached[1]
 
 

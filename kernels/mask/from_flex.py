@@ -273,4 +273,7 @@ def _refuse(
             f"Masks align at the bottom right: with T_q={visible.seq_q} and T_k={visible.seq_k}, "
             f"query {query} is at key position {int(p[query])}. "
         )
-    raise ValueError(message + "Try flex_attention for this mask")
+    raise ValueError(
+        message + "Try flex_attention for this mask; papilio.flash_attn.flash_attn_varlen_func "
+        "also serves bidirectional documents"
+    )

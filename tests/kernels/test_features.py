@@ -74,6 +74,15 @@ def test_documents_start_at_key_positions(check, lengths, causal, dtype):
     check(1, seq_q, seq_k, 2, 1, 16, dtype, causal=causal, doc_start=doc_start)
 
 
+def test_positions_of_one_row_serve_a_batch():
+    q, k, v = make_qkv(3, 40, 40, 2, 1, 16)
+    row = {"doc_start": packed(15, 25), "kv_lengths": lengths(35)}
+    rows = {"doc_start": packed(15, 25, repeat=3), "kv_lengths": lengths(35, 35, 35)}
+    for _ in range(2):  # decided, then cached
+        out, expected = (triton_attention(q, k, v, causal=True, **x)[0] for x in (row, rows))
+        assert torch.equal(out, expected)
+
+
 def test_a_packed_document_matches_the_document_alone(device_for, attention, precise):
     q, k, v = make_qkv(1, 100, 100, 2, 1, 16, dtype=precise, device=device_for(precise))
     lengths = (33, 1, 66)

@@ -31,7 +31,10 @@ def test_causal_windows(device, dtype, window):
 
 
 @each_device
-@pytest.mark.parametrize(("window", "keys"), [((-1, -1), None), ((5, 5), 6), ((0, 0), 1)])
+@pytest.mark.parametrize(
+    ("window", "keys"),
+    [((-1, -1), None), ((5, 5), 6), ((0, 0), 1), ((-1, 20), None), ((25, 30), None)],
+)
 def test_two_sided_windows(device, dtype, window, keys):
     qkv = make_qkv(2, 20, 20, 2, 2, 16, dtype=dtype, device=device)
     out = flash_attn_func(*qkv, window_size=window)
@@ -163,8 +166,12 @@ def test_call_of_nanochat(device, dtype, window):
     [
         ({"window_size": (3, 2)}, r"window_size=\(3, 2\) must have equal sides"),
         ({"window_size": 3}, r"window_size must be \(left, right\)"),
-        ({"alibi_slopes": torch.ones(1, 2)}, r"alibi_slopes must have shape \(2,\)"),
-        ({"alibi_slopes": torch.ones(2), "softcap": 2.0}, "softcap must be None with alibi_slopes"),
+        ({"alibi_slopes": torch.ones(1, 2)}, "slopes of each sequence are not supported"),
+        ({"window_size": (-2, 0)}, r"window_size must be \(left, right\)"),
+        (
+            {"alibi_slopes": torch.ones(2), "softcap": 2.0},
+            "softcap=2.0 cannot be combined with alibi_slopes",
+        ),
         ({"return_attn_probs": True}, "return_attn_probs is not supported, .*return_lse=True"),
         ({"causal": 1}, "causal must be True or False"),
     ],
@@ -181,6 +188,11 @@ def test_unsupported_arguments_are_named(arguments, message):
         ({"cu_seqlens_q": torch.tensor([0, 5])}, "cu_seqlens_q must be int32"),
         ({"cu_seqlens_k": torch.tensor([0, 2, 5]).int()}, "must describe the same sequences"),
         ({"max_seqlen_k": 0}, "max_seqlen_k must be the length of the longest"),
+        ({"max_seqlen_q": 4}, "max_seqlen_q must be at least 5, the longest .* got 4"),
+        ({"cu_seqlens_q": torch.tensor([2, 5]).int()}, r"must start at 0, .* got \[2, 5\]"),
+        ({"cu_seqlens_k": torch.tensor([0, 6]).int()}, "cu_seqlens_k must .* end at 5"),
+        ({"max_seqlen_q": torch.tensor(5)}, "max_seqlen_q must be an int, got a tensor"),
+        ({"v": torch.zeros(4, 2, 16)}, "k and v must have one shape"),
         ({"q": torch.zeros(1, 5, 2, 16)}, r"q must be \(tokens, H, D\)"),
         ({"block_table": torch.zeros(1)}, "block_table is not supported"),
     ],

@@ -275,6 +275,34 @@ def test_a_pytorch_without_the_registry_is_named(monkeypatch):
 
 
 @pytest.mark.gpu
+def test_calls_that_padding_would_blow_up_stay_with_pytorch(launches):
+    lengths = torch.tensor([0, *[1] * 999, 5000]).cumsum(0).int().cuda()
+    (x,) = random_tensors([(5999, 1, 16)], [torch.bfloat16], "cuda")
+    varlen_attn(x, x, x, lengths, lengths, 5000, 5000)
+    assert not launches
+    varlen_attn(x, x, x, lengths, lengths, 5000, 5000, window_size=(-1, 0))
+    assert launches == {"launch_fwd": 1}
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_of_compiled_models(launches):
+    cu = torch.tensor([0, 10, 33], dtype=torch.int32, device="cuda")
+    tensors = random_tensors([(33, 2, 16)] * 4, [torch.bfloat16] * 4, "cuda")
+
+    def attention(q, k, v):
+        causal = varlen_attn(q, k, v, cu, cu, 23, 23, window_size=(-1, 0))
+        return causal + varlen_attn(q, k, v, cu, cu, 23, 23)
+
+    expected = results(attention, tensors, torch.bfloat16)
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, mode="reduce-overhead")
+    for _ in range(4):
+        actual = [x.clone() for x in results(compiled, tensors, torch.bfloat16)]
+        torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(results(attention, tensors, torch.bfloat16), expected)
+
+
+@pytest.mark.gpu
 def test_flash_attention_is_preferred_to_cudnn(launches):
     (x,) = random_tensors([(1, 2, 64, 64)], [torch.bfloat16], "cuda")
     F.scaled_dot_product_attention(x, x, x)

@@ -198,7 +198,8 @@ def test_works_without_triton_and_without_a_gpu():
         ("cu_seqlens", "doc_start"),
         ("max_seqlen_q", "flash_attn_varlen_func"),
         ("key_padding_mask", "kv_lengths"),
-        ("block_mask", "BlockSparseMask"),
+        ("block_mask", "from_flex"),
+        ("learnable_sink", "sinks"),
     ],
 )
 def test_arguments_of_other_packages_are_refused_with_ours(theirs, ours):
@@ -219,6 +220,7 @@ def test_unknown_arguments_are_refused_with_the_valid_ones():
 @pytest.mark.parametrize(
     ("slopes", "message"),
     [
+        (torch.ones(1, 2), "slopes of each sequence are not supported"),
         (torch.ones(3), r"alibi_slopes must have shape \(2,\)"),
         (torch.ones(2, dtype=torch.int64), "alibi_slopes must be floating point"),
         (torch.ones(2, requires_grad=True), "alibi_slopes must not require a gradient"),

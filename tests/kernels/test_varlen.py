@@ -21,7 +21,7 @@ def test_padded_sequences_have_results_and_lse_of_each_sequence():
     sequences = Sequences(cu, cu, 64, 64, 40, 40, causal=False)
 
     def attention(q, k, v):
-        q, k, v, starts = sequences.batch(*(x[0] for x in (q, k, v)))
+        q, k, v, starts, _ = sequences.batch(*(x[0] for x in (q, k, v)))
         out, lse = flash_attention(q, k, v, doc_start=starts, return_lse=True, impl="triton")
         return sequences.tokens(out)[None], sequences.lse_tokens(lse)[None]
 
@@ -58,11 +58,51 @@ def test_padding_comes_before_each_sequence():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_tokens_after_the_last_sequence_stay_finite(causal):
-    cu = offsets([4, 5])
+@pytest.mark.parametrize("lengths", [[4, 5], [9]])
+def test_tokens_after_the_last_sequence_change_nothing(causal, lengths):
+    cu = offsets(lengths)
     leaves = [x.requires_grad_() for x in random_tensors([(12, 2, 16)] * 3, [torch.float32] * 3)]
-    out = flash_attn_varlen_func(*leaves, cu, cu, 5, 5, causal=causal)
-    alone = flash_attn_varlen_func(*[x[:9] for x in leaves], cu, cu, 5, 5, causal=causal)
+    out = flash_attn_varlen_func(*leaves, cu, cu, 12, 12, causal=causal)
+    alone = flash_attn_varlen_func(*[x[:9] for x in leaves], cu, cu, 9, 9, causal=causal)
     torch.testing.assert_close(out[:9], alone)
-    grads = torch.autograd.grad(out.sum(), leaves)
-    assert all(x.isfinite().all() for x in (out, *grads))
+    grads = torch.autograd.grad(out[:9].sum(), leaves)
+    expected = torch.autograd.grad(alone.sum(), leaves)
+    torch.testing.assert_close(grads, expected)  # zero for the other tokens
+
+
+def test_training_after_evaluation_on_the_same_sequences():
+    cu, q = offsets([4, 5]), torch.randn(9, 2, 16, requires_grad=True)
+    for causal in (True, False):
+        with torch.inference_mode():
+            flash_attn_varlen_func(q, q, q, cu, cu, 5, 5, causal=causal)
+        sequences = Sequences(cu, cu, 9, 9, 5, 5, causal=causal)
+        *qkv, starts, _ = sequences.batch(q, q, q)
+        out = flash_attention(*qkv, causal=causal, doc_start=starts, impl="triton")
+        assert torch.autograd.grad(out.sum(), q)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(("causal", "starts"), [(True, [0, 4, 9]), (False, [0, 4, 9])])
+def test_transforms_of_functorch(causal, starts):
+    cu = torch.tensor(starts, dtype=torch.int32)
+    x = torch.randn(9, 2, 16)
+
+    def loss(x):
+        return flash_attn_varlen_func(x, x, x, cu, cu, 5, 5, causal=causal).square().sum()
+
+    leaf = x.clone().requires_grad_()
+    expected = torch.autograd.grad(loss(leaf), leaf)[0]
+    torch.testing.assert_close(torch.func.grad(loss)(x), expected)
+
+
+def test_nothing_to_attend_to_is_refused():
+    x, cu = torch.randn(3, 2, 16), offsets([3])
+    with pytest.raises(ValueError, match="k is empty"):
+        flash_attn_varlen_func(x, x[:0], x[:0], cu, offsets([0]), 3, 1)
+
+
+def test_padding_to_many_rows_is_refused():
+    cu = offsets([1, 1, 30])
+    Sequences(cu, cu, 32, 32, 30, 30, causal=False, max_rows=180)
+    with pytest.raises(ValueError, match="64 tokens would be padded to 180 rows"):
+        Sequences(cu, cu, 32, 32, 30, 30, causal=False, max_rows=179)
+    assert Sequences(cu, cu, 32, 32, 30, 30, causal=True, max_rows=1).padding is None

@@ -151,9 +151,21 @@ def test_tokenizer_from_elsewhere(gpt2_folder, folder, out, tmp_path):
 def test_a_tokenizer_with_another_end_of_text(folder, out):
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
     with pytest.raises(ValueError, match="--end-of-text: '</s>'"):
         import_to(out, folder)
     import_to(out, folder, "--end-of-text", "</s>")
+    assert open_run(out).tokenizer.end_of_text == "</s>"
+
+
+def test_the_end_of_text_is_the_models_eos_token(folder, out):
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+    config = json.loads((folder / "config.json").read_text())
+    (eos,) = [x["id"] for x in json.loads(path.read_text())["added_tokens"]]
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
+    import_to(out, folder)
     assert open_run(out).tokenizer.end_of_text == "</s>"
 
 

@@ -63,7 +63,7 @@ def assert_as_intended(result):
 
 def assert_backward(result):
     # the parameters that `BackwardLaunch` packs
-    side_tensors = {"documents": 3, "lengths": 1, "dropout": 1, "mask_block_size": 3}
+    side_tensors = {"documents": 3, "lengths": 1, "dropout": 1, "alibi": 1, "mask_block_size": 3}
     pointers = 3 + sum(side_tensors.get(name, 0) for name in result["features"])
     assert result["parameters"] == 8 * "128s" + pointers * "q" + "iiiii" + "ffff" + "iiiiii", result
     # dq is added 16 bytes at a time. At 128 columns, each of two groups adds in the loop and after
@@ -84,7 +84,8 @@ def assert_backward(result):
 def assert_forward(result):
     # the parameters that `ForwardLaunch` packs
     listed = "mask_block_size" in result["features"]
-    side_tensors = {"documents", "lengths", "sinks", "dropout"} & set(result["features"])
+    names = {"documents", "lengths", "sinks", "alibi", "dropout"}
+    side_tensors = names & set(result["features"])
     maps, pointers = 4 * "128s", (2 + len(side_tensors) + 2 * listed) * "q"
     assert result["parameters"] == maps + pointers + "iiiii" + "fff" + "iiiiii", result
     # pingpong uses three named barriers that Triton does not use
