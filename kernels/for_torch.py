@@ -307,15 +307,18 @@ class _Kernels:
             raise _UnsupportedError("cum_seq_q without cum_seq_k, or the reverse, is not supported")
         batch, sequences = Batch(query, key, value, None, None), None
         try:
-            window = window_size_left, window_size_right
-            causal, window_size = convert_window(window, max(max_q, max_k), causal=is_causal)
+            causal, window_size = is_causal, None
+            if window_size_left is not None or window_size_right is not None:
+                window = window_size_left, window_size_right
+                causal, window_size = convert_window(window, max(max_q, max_k), causal=is_causal)
             if cum_seq_q is not None and cum_seq_k is not None:
                 # PyTorch's kernels pad nothing: they serve calls where padding takes much memory.
+                # Nothing is cached, as a compiled model may run this in the memory of a CUDA graph.
                 n_tokens = len(query) + len(key)
                 max_rows = max(2 * n_tokens, MIN_PADDED) if self._key == "CUDA" else None
                 sequences = Sequences(
                     cum_seq_q, cum_seq_k, len(query), len(key), max_q, max_k, causal=causal,
-                    max_rows=max_rows,
+                    max_rows=max_rows, cached=False,
                 )  # fmt: skip
                 batch = sequences.batch(query, key, value)
             # Below autograd and torch.compile, all calls are plain.

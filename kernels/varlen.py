@@ -10,6 +10,7 @@ batches and document starts instead:
   the first document.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +61,7 @@ class Sequences:
         max_seqlen_q, max_seqlen_k: at least the length of the longest sequence.
         causal: whether the call is causal.
         max_rows: rows that padded queries and keys may have together; None: any number.
+        cached: share results between calls with the same cu_seqlens.
 
     Raises:
         ValueError: there is no token, or padding would take more rows.
@@ -68,6 +70,7 @@ class Sequences:
     def __init__(
         self, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, n_q: int, n_k: int, max_seqlen_q: int,
         max_seqlen_k: int, *, causal: bool, max_rows: int | None = None,
+        cached: bool = True,
     ) -> None:  # fmt: skip
         for name, n in (("q", n_q), ("k", n_k)):
             if n == 0:
@@ -75,20 +78,21 @@ class Sequences:
         self.doc_start: Tensor | None = None
         self.kv_lengths: Tensor | None = None
         self.padding: Padding | None = None
+        starts_of, rows_of = (_STARTS.get, _ROWS.get) if cached else (_apply, _apply)
         same = _is_same(cu_seqlens_q, cu_seqlens_k) and n_q == n_k
         n_sequences = cu_seqlens_q.shape[0] - 1
         if causal and same:
-            self.doc_start = _STARTS.get(cu_seqlens_q, _document_starts, n_q)
+            self.doc_start = starts_of(cu_seqlens_q, _document_starts, n_q)
         elif n_sequences == 1 and same:
             self.kv_lengths = cu_seqlens_k[1:]  # tokens may follow the sequence
         else:
             n_rows = n_sequences * (max_seqlen_q + max_seqlen_k)
             if max_rows is not None and n_rows > max_rows:
                 raise ValueError(f"{n_q + n_k} tokens would be padded to {n_rows} rows")
-            q = _ROWS.get(cu_seqlens_q, _padded_rows, n_q, max_seqlen_q)
+            q = rows_of(cu_seqlens_q, _padded_rows, n_q, max_seqlen_q)
             k = q
             if not same or max_seqlen_q != max_seqlen_k:
-                k = _ROWS.get(cu_seqlens_k, _padded_rows, n_k, max_seqlen_k)
+                k = rows_of(cu_seqlens_k, _padded_rows, n_k, max_seqlen_k)
             starts = _padded_starts(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
             self.padding = Padding(q, k, starts, n_sequences)
 
@@ -201,6 +205,11 @@ class _Unpad(Function):
 
 _STARTS: TensorCache[Tensor] = TensorCache()
 _ROWS: TensorCache[Rows] = TensorCache()
+
+
+def _apply(cu_seqlens: Tensor, compute: Callable[..., Any], *arguments: Any) -> Any:
+    """Compute without a cache."""
+    return compute(cu_seqlens, *arguments)
 
 
 def _document_starts(cu_seqlens: Tensor, n_tokens: int) -> Tensor:

@@ -205,7 +205,7 @@ COMBINATIONS = {
     },
     "alibi, window, documents, sinks": {
         "causal": True, "window_size": 20, "doc_start": packed(5, 28, 37, repeat=2),
-        "alibi_slopes": SLOPES[2:3], "sinks": SINKS, "softmax_scale": 0.4,
+        "alibi_slopes": SLOPES[2:3], "sinks": SINKS, "softmax_scale": 0.1,
     },
     "all": {
         "causal": True, "window_size": 20, "doc_start": packed(5, 28, 37, repeat=2),

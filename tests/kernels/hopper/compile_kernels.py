@@ -117,8 +117,9 @@ def backward_cases() -> Iterator[Case]:
         ]
         for features in [*VARIANTS, *masks]:
             plan = backward_plan(head_dim, 4096, features)
-            assert plan is not None
-            yield Case(plan)
+            assert plan is not None or features.alibi
+            if plan is not None:
+                yield Case(plan)
         yield Case(plan, side="split_reduce")  # for masks
     yield Case(plan, side="document_bounds")
 
