@@ -324,9 +324,8 @@ class _Kernels:
             # Below autograd and torch.compile, all calls are plain.
             impl, options = decide(
                 batch[:3], self._impl, is_plain=True, causal=causal, window_size=window_size,
-                softmax_scale=scale, doc_start=batch.doc_start,
-                kv_lengths=batch.kv_lengths, dropout_p=dropout_p,
-                dropout_seed=dropout_seed,
+                softmax_scale=scale, doc_start=batch.doc_start, kv_lengths=batch.kv_lengths,
+                dropout_p=dropout_p, dropout_seed=dropout_seed,
             )  # fmt: skip
         except ValueError as error:
             raise _UnsupportedError(str(error)) from error

@@ -7,7 +7,7 @@ QKV projection groups rows by head, (H, 3, D). Ours has all queries first, (3, H
 import re
 from functools import partial
 
-from model.hf.layout import Choice, Layout
+from model.hf.layout import SIZES, Choice, Layout
 from model.hf.rope import read_rope, write_rope
 
 _ROPE = {"base": "rotary_emb_base", "share": "rotary_pct"}
@@ -37,13 +37,7 @@ GPT_NEOX = Layout(
         "attention_bias": Choice(True, (True,)),
         "tie_word_embeddings": Choice(False, (True,)),
     },
-    sizes={
-        "vocab_size": "vocab_size",
-        "max_position_embeddings": "context_length",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "hidden_size": "n_embd",
-    },
+    sizes=SIZES,
     width="intermediate_size",
     width_default=24_576,
     eps="layer_norm_eps",

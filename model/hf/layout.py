@@ -75,6 +75,15 @@ class Layout:
     """Inverse of `read`."""
 
 
+SIZES = {
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "context_length",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "hidden_size": "n_embd",
+}
+"""Fields of ModelConfig by their names in the config.json of most models."""
+
 ALWAYS_EXPORTABLE = frozenset(
     {
         *("vocab_size", "context_length", "n_layer", "n_head", "n_embd", "n_inner", "norm_eps"),

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from model.config import ModelConfig
-from model.hf.layout import Choice, Layout, config_error, read_size
+from model.hf.layout import SIZES, Choice, Layout, config_error, read_size
 from model.hf.rope import read_rope, write_rope
 
 _ROPE = {"base": "rope_theta", "share": "partial_rotary_factor"}
@@ -138,13 +138,7 @@ _modern = partial(
     embedding="embed_tokens.weight",
     norm="norm",
     buffers=re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
-    sizes={
-        "vocab_size": "vocab_size",
-        "max_position_embeddings": "context_length",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-        "hidden_size": "n_embd",
-    },
+    sizes=SIZES,
     width="intermediate_size",
     eps="rms_norm_eps",
     attention_dropout="attention_dropout",
