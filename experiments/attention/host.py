@@ -3,13 +3,14 @@
 python -m experiments.attention.host
 
 Each call has 512 tokens in the shape of GPT-2 small and requires gradients: dense and causal, under
-a block-sparse mask, with packed documents, with dropout. Timed are the forward pass alone, and
-forward and backward. A backward pass wakes a thread of PyTorch, which takes as long as a call. So
-both passes are also timed for 12 calls in a row, as in a model of 12 layers. `launch` is only the
-prepared launch of the kernel. `CUDA graph` replays a graph of one forward call. `no kernel` is a
-torch.autograd.Function in Python that allocates the results and launches nothing. The CPU never
-waits for the GPU. Contenders alternate in batches of calls, and each time is the minimum over the
-batches, because other processes take CPU time on a shared machine.
+a block-sparse mask, with packed documents, with dropout, and PyTorch's SDPA on these kernels, after
+`register_with_torch`. Timed are the forward pass alone, and forward and backward. A backward pass
+wakes a thread of PyTorch, which takes as long as a call. So both passes are also timed for 12 calls
+in a row, as in a model of 12 layers. `launch` is only the prepared launch of the kernel. `CUDA
+graph` replays a graph of one forward call. `no kernel` is a torch.autograd.Function in Python that
+allocates the results and launches nothing. The CPU never waits for the GPU. Contenders alternate in
+batches of calls, and each time is the minimum over the batches, because other processes take CPU
+time on a shared machine.
 """
 
 from experiments.harness import Command, measure_rows
@@ -32,6 +33,7 @@ from experiments.attention.cases import Attention, Case, Sparsity, Tensors, make
 from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError, sdpa
 from experiments.reports import display_name, table
 from experiments.timing import cpu_seconds, in_turns
+from kernels.for_torch import register_with_torch, unregister_with_torch
 from kernels.ops import IMPLEMENTATIONS
 from kernels.options import AttentionOptions
 
@@ -108,6 +110,32 @@ def both_passes(attend: Attention, tensors: Tensors, layers: int) -> tuple[Tenso
     return torch.autograd.grad(out, (q, k, v), dout)
 
 
+def rows_of(call: str, case: Case, names: list[str]) -> list[Row]:
+    """Time the contenders of one call: a row for each that supports it."""
+    tensors = make_tensors(case, "cuda")
+    contenders = {}
+    for name in names:
+        try:
+            attend = ALL_CONTENDERS[name](case, tensors.q.device)
+            both_passes(attend, tensors, 1)
+            contenders[name] = attend
+        except UnsupportedError as reason:
+            print(f"{call}, {name}: {reason}")
+    forward = {name: partial(attend, *tensors[:3]) for name, attend in contenders.items()}
+    once, in_row = (
+        {name: partial(both_passes, x, tensors, n) for name, x in contenders.items()}
+        for n in (1, LAYERS)
+    )
+    times = host_us(forward), host_us(once), host_us(in_row, CALLS // LAYERS)
+    return [
+        {
+            "call": call, "name": name, **case.describe(), "forward_us": times[0][name],
+            "both_us": times[1][name], "in_row_us": times[2][name] / LAYERS,
+        }
+        for name in contenders
+    ]  # fmt: skip
+
+
 def measure() -> Iterator[list[Row]]:
     """Yield the rows of each call, one per contender."""
     alone = host_us(dict(launches(make_tensors(CASE, "cuda"))))
@@ -116,28 +144,10 @@ def measure() -> Iterator[list[Row]]:
         for name, us in alone.items()
     ]
     for call, (case, names) in CALLS_BY_NAME.items():
-        tensors = make_tensors(case, "cuda")
-        contenders = {}
-        for name in names:
-            try:
-                attend = ALL_CONTENDERS[name](case, tensors.q.device)
-                both_passes(attend, tensors, 1)
-                contenders[name] = attend
-            except UnsupportedError as reason:
-                print(f"{call}, {name}: {reason}")
-        forward = {name: partial(attend, *tensors[:3]) for name, attend in contenders.items()}
-        once, in_row = (
-            {name: partial(both_passes, x, tensors, n) for name, x in contenders.items()}
-            for n in (1, LAYERS)
-        )
-        times = host_us(forward), host_us(once), host_us(in_row, CALLS // LAYERS)
-        yield [
-            {
-                "call": call, "name": name, **case.describe(), "forward_us": times[0][name],
-                "both_us": times[1][name], "in_row_us": times[2][name] / LAYERS,
-            }
-            for name in contenders
-        ]  # fmt: skip
+        yield rows_of(call, case, names)
+    register_with_torch()
+    yield rows_of("causal, after register_with_torch", CASE, ["ours", "SDPA"])
+    unregister_with_torch()
 
 
 def host_table(result: Row) -> str:
