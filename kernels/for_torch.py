@@ -12,6 +12,7 @@ PyTorch's fakes promise: those of an empty_like of the query, key or value.
 
 import functools
 import logging
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -369,6 +370,12 @@ def _or_replaced(operator: str, key: str, kernel: Callable[..., Any]) -> Callabl
     return run
 
 
-@functools.cache
+_LOGGED: set[tuple[str, str]] = set()
+
+
 def _log_once(function: str, reason: str) -> None:
-    _log.warning("PyTorch's own kernel serves a call of %s: %s", function, reason)
+    # Sizes in a reason change from call to call, for example those of packed sequences.
+    kind = function, re.sub(r"\d+", "", reason)
+    if kind not in _LOGGED:
+        _LOGGED.add(kind)
+        _log.warning("PyTorch's own kernel serves a call of %s: %s", function, reason)

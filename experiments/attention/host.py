@@ -30,10 +30,9 @@ from torch import Tensor
 
 from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Sparsity, Tensors, make_tensors
-from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError, sdpa
+from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError, registered, sdpa
 from experiments.reports import display_name, table
 from experiments.timing import cpu_seconds, in_turns
-from kernels.for_torch import register_with_torch, unregister_with_torch
 from kernels.ops import IMPLEMENTATIONS
 from kernels.options import AttentionOptions
 
@@ -145,9 +144,9 @@ def measure() -> Iterator[list[Row]]:
     ]
     for call, (case, names) in CALLS_BY_NAME.items():
         yield rows_of(call, case, names)
-    register_with_torch()
-    yield rows_of("causal, after register_with_torch", CASE, ["ours", "SDPA"])
-    unregister_with_torch()
+    with registered():
+        rows = rows_of("causal, after register_with_torch", CASE, ["ours", "SDPA"])
+    yield rows
 
 
 def host_table(result: Row) -> str:

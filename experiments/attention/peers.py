@@ -4,7 +4,8 @@ A contender is a function of q, k and v, (B, T, H, D) each, that returns out of 
 contenders of a case get the same tensors, except those in TENSORS.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from experiments.attention.cases import DROPOUT_SEED, Attention, Case, Tensors
 from experiments.harness import load_module
 from kernels import flash_attention
+from kernels.for_torch import register_with_torch, unregister_with_torch
 
 TUTORIAL = "Triton tutorial"
 PORTABLE = "ours, portable"  # the kernels for GPUs other than Hopper
@@ -80,6 +82,16 @@ def sdpa(backend: SDPBackend | None, case: Case, device: torch.device) -> Attent
             raise UnsupportedError("PyTorch has no kernel for this case") from error
 
     return attend_on_backend
+
+
+@contextmanager
+def registered() -> Iterator[None]:
+    """Run PyTorch's flash attention on Papilio's kernels."""
+    register_with_torch()
+    try:
+        yield
+    finally:
+        unregister_with_torch()
 
 
 def flex(case: Case, device: torch.device) -> Attention:

@@ -23,7 +23,7 @@ command.read(out="docs/results/registered_step.json")
 import gc
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,10 +33,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from evaluation.results import Row
+from experiments.attention.peers import registered
 from experiments.reports import table
 from experiments.timing import in_turns, spread, wall_seconds
 from experiments.train_steps.transformers_step import SHAPE, Case, inputs_of, make_model
-from kernels.for_torch import register_with_torch, unregister_with_torch
 
 LOSS_STEPS = 20
 LOSS_TOLERANCE = 2e-2  # nats
@@ -81,16 +81,6 @@ def encoder(n_layer: int = 12, width: int = 1024, length: int = 2_048, rows: int
         return nn.functional.cross_entropy(logits.flatten(0, 1).float(), target)
 
     return Model(f"nn.TransformerEncoderLayer, {length:,} tokens", module, loss, rows * length)
-
-
-@contextmanager
-def registered() -> Iterator[None]:
-    """Run PyTorch's attention on Papilio's kernels."""
-    register_with_torch()
-    try:
-        yield
-    finally:
-        unregister_with_torch()
 
 
 BACKENDS: dict[str, Callable[[], AbstractContextManager]] = {

@@ -208,7 +208,7 @@ def test_compiled_models_use_the_kernels(device, backend, launches):
 
 
 def test_a_mask_of_scores_stays_with_pytorch(launches, caplog):
-    for_torch._log_once.cache_clear()
+    for_torch._LOGGED.clear()
     q, k, v, bias = random_tensors([(1, 2, 9, 16)] * 3 + [(9, 9)], [torch.float32] * 4)
     with sdpa_kernel(SDPBackend.MATH):
         expected = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
@@ -217,6 +217,16 @@ def test_a_mask_of_scores_stays_with_pytorch(launches, caplog):
     assert not launches
     (record,) = caplog.records
     assert "attn_mask is not supported" in record.getMessage()
+
+
+def test_a_reason_is_logged_once_whatever_the_sizes_in_it(launches, caplog):
+    for_torch._LOGGED.clear()
+    for head_dim in (264, 272):
+        (x,) = random_tensors([(1, 2, 9, head_dim)], [torch.float32])
+        F.scaled_dot_product_attention(x, x, x)
+    assert not launches
+    (record,) = caplog.records
+    assert "head_dim must be at most 256, got 264" in record.getMessage()
 
 
 def test_the_interpreter_leaves_bfloat16_to_pytorch(launches):
@@ -312,3 +322,16 @@ def test_flash_attention_is_preferred_to_cudnn(launches):
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         F.scaled_dot_product_attention(x, x, x)
     assert launches["launch_fwd"] == 1  # a choice of the caller's own stays
+
+
+@pytest.mark.gpu(2)
+def test_another_gpu_than_the_current_one(launches):
+    tensors = random_tensors([(2, 2, 70, 64)] * 4, [torch.bfloat16] * 4, "cuda:1")
+
+    def attention(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    assert torch.cuda.current_device() == 0
+    actual = results(attention, tensors, torch.bfloat16)
+    assert launches == {"launch_fwd": 1, "launch_bwd": 1}
+    assert_as_math(actual, attention, tensors, torch.bfloat16)

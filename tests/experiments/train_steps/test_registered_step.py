@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from experiments.attention.peers import registered
 from experiments.train_steps import registered_step
 from experiments.train_steps.registered_step import (
     CHOICE,
@@ -13,7 +14,6 @@ from experiments.train_steps.registered_step import (
     encoder,
     llama,
     operator_of,
-    registered,
     registered_table,
 )
 
