@@ -58,6 +58,7 @@ def document_bounds(doc_start: Tensor, seq_k: int, tile_size: int) -> tuple[Tens
     blocks = doc_start.new_empty((batch, n_blocks))
     n_programs = batch * triton.cdiv(max(n_tiles, n_blocks), TOGETHER.value)
     document_bounds_kernel[(n_programs,)](
-        doc_start, tiles, blocks, seq_q, n_tiles, n_blocks, TILE=tile_size  # pyright: ignore
+        doc_start, tiles, blocks, seq_q, n_tiles, n_blocks,
+        TILE=tile_size, enable_fp_fusion=True,  # pyright: ignore
     )  # fmt: skip
     return tiles, blocks

@@ -58,4 +58,5 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     merge_kernel[(triton.cdiv(n_rows, ROWS), batch)](
         out, lse, part, part_lse, n_rows, n_head, out.stride(0), lse.stride(0), lse.stride(1),
         part_lse.stride(1), head_dim, triton.next_power_of_2(head_dim), ROWS,
+        enable_fp_fusion=True,
     )  # fmt: skip

@@ -128,6 +128,7 @@ class AdamWLaunch:
                 blocks, addresses, sizes, lr, divisor, skip, eps, weight_decay,
                 *betas, *(math.log2(beta) if beta else -math.inf for beta in betas),
                 CAST=_TRITON[dtype], ALIGNED=aligned, BLOCK=BLOCK, num_warps=NUM_WARPS,
+                enable_fp_fusion=True,
             )  # fmt: skip
 
     def _update_tables(

@@ -146,4 +146,5 @@ def row_cross_entropy(
         HAS_SOFTCAP=options.softcap > 0, WITH_GRADIENTS=with_gradients,
         BLOCK_V=min(BLOCK_V, triton.next_power_of_2(logits.shape[1])), num_warps=NUM_WARPS,
         maxnreg=None if options.softcap else MAX_REGISTERS,  # the cap needs more registers
+        enable_fp_fusion=True,
     )  # fmt: skip

@@ -89,8 +89,9 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor,
     g = torch.empty_like(h)
     grid = triton.cdiv(n_rows, ROWS), triton.cdiv(width, COLUMNS)
     bias_gelu_kernel[grid](
-        h, bias, g, n_rows, width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=NUM_WARPS
-    )
+        h, bias, g, n_rows, width,
+        ROWS=ROWS, COLUMNS=COLUMNS, num_warps=NUM_WARPS, enable_fp_fusion=True,
+    )  # fmt: skip
     return h, g
 
 
@@ -106,5 +107,6 @@ def linear_gelu_bwd(
     bias_gelu_bwd_kernel[grid](
         dg, h, bias, dh, g_again, sums, n_rows, width,
         ROWS=ROWS, COLUMNS=COLUMNS, STEPS=STEPS, NUM_STAGES=NUM_STAGES, num_warps=NUM_WARPS,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return dh, None if bias is None else add_parts(sums, bias.dtype), g_again

@@ -80,6 +80,6 @@ def layer_norm_bwd(
     layer_norm_bwd_kernel[(n_programs,)](
         ds, dn, s, mean, rstd, weight, dx, sums, n_rows, width,
         BLOCK_C=block, NUM_STAGES=min(1 + n_prefetched, NUM_STAGES),
-        num_warps=max(1, min(16, block // COLUMNS_PER_WARP)),
+        num_warps=max(1, min(16, block // COLUMNS_PER_WARP)), enable_fp_fusion=True,
     )  # fmt: skip
     return dx, add_parts(sums.flatten(1)).view(3, width)

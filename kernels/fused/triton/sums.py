@@ -36,6 +36,7 @@ def add_parts(parts: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     n_parts, width = parts.shape
     totals = parts.new_empty(width, dtype=dtype)
     add_parts_kernel[(triton.cdiv(width, COLUMNS),)](
-        parts, totals, parts.stride(0), n_parts, width, ROWS=ROWS, COLUMNS=COLUMNS
-    )
+        parts, totals, parts.stride(0), n_parts, width,
+        ROWS=ROWS, COLUMNS=COLUMNS, enable_fp_fusion=True,
+    )  # fmt: skip
     return totals

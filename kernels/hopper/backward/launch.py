@@ -76,7 +76,7 @@ def compile_split_reduce(plan: BackwardPlan, dtype: torch.dtype) -> Any:
 def compile_document_bounds() -> Any:
     """Compile the kernel that finds the bounds of documents; needs no GPU."""
     types = ["*i32"] * 3 + ["i32"] * 3
-    return compile_kernel(document_bounds_kernel, types, KEYS, options={})
+    return compile_kernel(document_bounds_kernel, types, KEYS, options={"enable_fp_fusion": True})
 
 
 def attn_bwd(
