@@ -101,6 +101,28 @@ def opaque(x):
 
 
 @gluon.jit
+def zero_of(x):
+    """Zero, hidden from the compiler: what depends on it is not computed before the int32 x."""
+    return _on_int32("and.b32 $0, $1, 0;", x, True)
+
+
+LANE = gl.constexpr(6)  # of a column number, the bits that depend on the thread
+
+
+@gluon.jit
+def split_columns(start, N: gl.constexpr, S: gl.constexpr):
+    """Positions start to start + N - 1, in wgmma's layout S, as (first, column), each (1, N).
+
+    Their sum is the position. `first` is the same for all columns of a thread, and `column` is
+    known when the kernel is compiled. A mask compares `column` with a number for each row, and
+    needs no registers for positions. Without `opaque`, the compiler adds what a loop does not
+    change to `column` before that loop, and keeps 16 or 32 sums in registers.
+    """
+    n = gl.expand_dims(gl.arange(0, N, layout=gl.SliceLayout(0, S)), 0)
+    return opaque(start + (n & LANE)), n & ~LANE
+
+
+@gluon.jit
 def first_lane(x):
     """Broadcast an int32 from the first thread of each warp."""
     return _on_int32("shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", x, False)

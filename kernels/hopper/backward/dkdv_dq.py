@@ -47,11 +47,10 @@ def _accumulate_dq(
     row_tile, before, after = dq_row_tile(shared.dq_semaphore, t, s, work, batch, call, plan)
     tile = (batch * call.n_head + head) * (gl.cdiv(call.seq_q, plan.block) * STEPS) + row_tile
     # dq leaves through the tile of dv, which is not needed before the key tile ends.
-    staging = reinterpret(shared.out.index(2 * cid), dq.dtype, [1, 1, M, PANEL], dq.layout)
-    # Unless the tile is opaque, the compiler makes the counters of the loop 64 bits wide, and they
-    # spill.
+    halves: gl.constexpr = [2 * shared.out.shape[0], 1, 1, M, PANEL]
+    staging = reinterpret(shared.out, dq.dtype, halves, dq.layout).index(4 * cid)
     add_dq(
-        part, sums_ptr + (2 * opaque(tile).to(gl.int64) + cid) * (M * PANEL), dq,
+        part, sums_ptr + (2 * tile.to(gl.int64) + cid) * (M * PANEL), dq,
         [batch, head, row_tile * M, cid * PANEL], staging, before, after, call.scale,
     )  # fmt: skip
     if s % TILES == TILES - 1:
@@ -124,7 +123,9 @@ def compute_dkdv_dq(
                 # read. This arrival also lets the other group replace that ds.
                 dk, dr = hopper.warpgroup_mma_wait(1, deps=(dk, dr))
                 arrive(shared.empty[cid], c)
-                c += 1
+                # Opaque: from a plain counter the compiler derives others, for addresses, and their
+                # registers spill.
+                c = opaque(c + 1)
             # The scores still in flight are not used, but they read shared memory until they end.
             st = hopper.warpgroup_mma_wait(0, deps=(st,))
             # dq of the last step has no later step to run in.

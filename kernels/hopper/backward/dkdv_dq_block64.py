@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ..block_list import number_of, parts_of
-from ..gluon import opaque, reinterpret, thread_barrier
+from ..gluon import reinterpret, thread_barrier
 from ..pipeline import arrive
 from ..scheduler import peek
 from . import mma
@@ -29,9 +29,7 @@ def _add_part(
     places = reinterpret(shared.dout, dq.dtype, [plan.stages * PANELS, 1, 1, M, PANEL], dq.layout)
     staging = places.index(c % plan.stages * PANELS + panel)
     tile = (batch * call.n_head + head) * gl.cdiv(call.seq_q, M) + row_tile
-    # Unless the tile is opaque, the compiler makes the counters of the loop 64 bits wide, and they
-    # spill.
-    sum_ptr = sums_ptr + (PANELS * opaque(tile).to(gl.int64) + panel) * (M * PANEL)
+    sum_ptr = sums_ptr + (PANELS * tile.to(gl.int64) + panel) * (M * PANEL)
     at = [batch, head, row_tile * M, panel * PANEL]
     add_dq(part, sum_ptr, dq, at, staging, before, after, call.scale)
 

@@ -13,15 +13,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from ...triton.block_ranges import n_keys_of, visible_keys
+from ...triton.block_ranges import n_keys_of
 from ...triton.primitives import dropout_head_key, dropout_keep
 from ..block_list import ALL_PARTS, in_parts
 from ..call import doc_starts
 from ..forward.softmax import alibi_slope, capped, with_alibi
-from ..gluon import exp2, log2, round_to, tma_store
+from ..gluon import exp2, log2, opaque, round_to, split_columns, tma_store, zero_of
 from ..pipeline import arrive, wait_empty, wait_full
 from ..scheduler import load_scalar
 from .tiles import GROUP_N, M, group_view, row_tile_at, skips_row_tile, split_of, work_of_head
+
+BEYOND = gl.constexpr(2**30)  # a key that does not exist, behind all that do
 
 
 @gluon.jit
@@ -48,19 +50,29 @@ def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
     """Set s (keys, queries) to -inf where a query does not see a key."""
     features: gl.constexpr = plan.features
     S: gl.constexpr = s.type.layout
-    n = gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S))
+    n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
     m = gl.arange(0, M, layout=gl.SliceLayout(0, S))
-    key = gl.expand_dims(view.start_n + n, 1)
-    query = start_m + m
-    end = n_keys_of(view.batch, call, features)
-    lower, upper = visible_keys(query, end, call.seq_k - call.seq_q, call.window_size, features)
-    seen = key < gl.expand_dims(upper, 0)
+    key = view.start_n + n
+    if plan.ragged or features.lengths:
+        key = gl.where(key < n_keys_of(view.batch, call, features), key, BEYOND)
+    # The last key that a query sees is at the query's own position under a causal mask, and
+    # `window_size - 1` keys behind it under a window alone.
+    # Opaque, so that `first` is not that of ALiBi, which would keep registers for this branch.
+    first, column = split_columns(opaque(start_m) + (call.seq_k - call.seq_q), M, S)
+    ahead = key - first
+    if features.causal:
+        seen = ahead <= column
+    elif features.window:
+        seen = ahead - (call.window_size - 1) <= column
+    else:
+        seen = key < BEYOND
+    if features.window:
+        seen = seen & (ahead + (call.window_size - 1) >= column)
+    if features.documents:
+        starts = doc_starts(start_m + m, view.batch, call)
+        seen = seen & (key >= gl.expand_dims(starts, 0))
     if features.packed:
-        seen = seen & in_parts(view.parts, gl.expand_dims(m, 0), gl.expand_dims(n, 1))
-    if features.window or features.documents:
-        if features.documents:
-            lower = gl.maximum(lower, doc_starts(query, view.batch, call))
-        seen = seen & (key >= gl.expand_dims(lower, 0))
+        seen = seen & in_parts(view.parts, gl.expand_dims(m, 0), n)
     return gl.where(seen, s, -float("inf"))
 
 
@@ -156,9 +168,9 @@ def gradients(
     delta = _row_stats(shared, stage, M, S)
     s = capped(s, call, plan)
     if plan.features.alibi:
-        m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, S)), 0)
+        first, column = split_columns(start_m + (call.seq_k - call.seq_q), M, S)
         n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
-        s = with_alibi(s, start_m + m, view.start_n + n, view.slope, call, plan)
+        s = with_alibi(s, view.start_n + n - first, column, view.slope, plan)
     # Row tiles that see all keys of the group skip the mask.
     if plan.masks and _hides(start_m, view, plan):
         s = _masked_scores(s, start_m, view, call, plan)
@@ -167,9 +179,9 @@ def gradients(
     if plan.features.dropout:
         # dv needs p with dropout, ds needs it without. The sign of p marks what is dropped, and
         # takes no further register.
-        m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(0, S)), 0)
+        first, column = split_columns(start_m, M, S)
         n = gl.expand_dims(gl.arange(0, GROUP_N, layout=gl.SliceLayout(1, S)), 1)
-        keep = dropout_keep(view.head_key, start_m, m, view.start_n, n, call.threshold)
+        keep = dropout_keep(view.head_key, first, column, view.start_n, n, call.threshold)
         p = gl.where(keep, p, -p)
         kept = gl.where(p < 0.0, 0.0, p)
     # Issue dv behind dp, then wait for dp only: dv runs under what follows.
@@ -230,10 +242,10 @@ def head_skips(skipped, c, n, key_tile, shared, cid: gl.constexpr, call, plan: g
 def tile_in_loop(tiles, slot, c, plan: gl.constexpr):
     """Tile of keys or values in shared memory, (block, D), for a step of a loop that counts c.
 
-    The term with c is 0, which the compiler cannot know. Otherwise it would compute all descriptors
-    of the tile before the loop, and spill them: at 128 columns they take 48 registers.
+    Without `zero_of` the compiler would compute all descriptors of the tile before the loop, and
+    spill them: at 128 columns they take 48 registers.
     """
-    return tiles.index(slot + gl.minimum(c + 1, 0)).reshape([plan.block, plan.block_d])
+    return tiles.index(slot + zero_of(c)).reshape([plan.block, plan.block_d])
 
 
 @gluon.jit

@@ -13,6 +13,7 @@ from triton.experimental.gluon import language as gl
 
 from ...mask import schedule as mask_schedule
 from ...triton.block_ranges import n_keys_of
+from ..gluon import opaque
 from ..pipeline import arrive, wait_empty
 from ..scheduler import Order, load_scalar, locate, push, slot_of, store_scalar
 from . import plan as backward_plan
@@ -160,7 +161,9 @@ def row_tile_at(i, work, call, plan: gl.constexpr):
         return block if plan.features.packed else block * STEPS + i % STEPS
     else:
         start = gl.where(work.direction > 0, work.first * STEPS, work.end * STEPS - 1)
-        return start + i * work.direction
+        # Opaque: the compiler would keep what loops derive from it in registers of their own, some
+        # of them 64 bits wide, and these spill.
+        return opaque(start + i * work.direction)
 
 
 @gluon.jit

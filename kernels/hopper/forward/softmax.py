@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from ...triton.primitives import LN2, LOG2E, dropout_head_key, dropout_keep, tanh_ratio
 from ..block_list import in_parts
 from ..call import doc_starts
-from ..gluon import exp2, reciprocal, round_to
+from ..gluon import exp2, reciprocal, round_to, split_columns
 from .tiles import M, row_bounds
 
 
@@ -61,34 +61,36 @@ def alibi_slope(head, call, plan: gl.constexpr):
 
 
 @gluon.jit
-def with_alibi(s, query, key, slope, call, plan: gl.constexpr):
-    """Subtract slope * distance from products of q and k, with ALiBi; query and key broadcast.
+def with_alibi(s, offset, column, slope, plan: gl.constexpr):
+    """Subtract slope * distance from products of q and k, with ALiBi.
 
+    The distance of a query and a key is |offset - column|, where `split_columns` gave `column`.
     Positions are exact in fp32 up to 2^24 tokens.
     """
     if plan.features.alibi:
-        position = (query + (call.seq_k - call.seq_q)).to(gl.float32)
-        s = s - slope * gl.abs(position - key.to(gl.float32))
+        s = s - slope * gl.abs(offset.to(gl.float32) - column.to(gl.float32))
     return s
 
 
 @gluon.jit
 def masked_scores(s, start_n, parts, rows, call, plan: gl.constexpr, MASKED: gl.constexpr):
     """Apply softcap and ALiBi to products of q and k, and set those of hidden keys to -inf."""
+    S: gl.constexpr = s.type.layout
+    N: gl.constexpr = s.shape[1]
     s = capped(s, call, plan)
+    first, column = split_columns(start_n, N, S)
     if plan.features.alibi:
-        m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(1, s.type.layout)), 1)
-        n = gl.expand_dims(gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout)), 0)
-        s = with_alibi(s, rows.start_m + m, start_n + n, rows.slope, call, plan)
+        m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(1, S)), 1)
+        position = rows.start_m + (call.seq_k - call.seq_q) + m
+        s = with_alibi(s, position - first, column, rows.slope, plan)
     if MASKED:
-        n = gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
-        key = start_n + n
-        seen = gl.expand_dims(key, 0) < gl.expand_dims(rows.upper, 1)
+        seen = column < gl.expand_dims(rows.upper, 1) - first
         if plan.features.packed:
-            m = gl.arange(0, M, layout=gl.SliceLayout(1, s.type.layout))
+            m = gl.arange(0, M, layout=gl.SliceLayout(1, S))
+            n = gl.arange(0, N, layout=gl.SliceLayout(0, S))
             seen = seen & in_parts(parts, gl.expand_dims(m, 1), gl.expand_dims(n, 0))
         if plan.low:
-            seen = seen & (gl.expand_dims(key, 0) >= gl.expand_dims(rows.lower, 1))
+            seen = seen & (column >= gl.expand_dims(rows.lower, 1) - first)
         s = gl.where(seen, s, -float("inf"))
     return s
 
@@ -126,8 +128,8 @@ def probabilities(s, m_i, start_n, rows, call, plan: gl.constexpr, MASKED: gl.co
     if plan.features.dropout:
         S: gl.constexpr = s.type.layout
         m = gl.expand_dims(gl.arange(0, M, layout=gl.SliceLayout(1, S)), 1)
-        n = gl.expand_dims(gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, S)), 0)
-        keep = dropout_keep(rows.head_key, rows.start_m, m, start_n, n, call.threshold)
+        first, column = split_columns(start_n, s.shape[1], S)
+        keep = dropout_keep(rows.head_key, rows.start_m, m, first, column, call.threshold)
         p = gl.where(keep, p, 0.0)
     return p, l, pivot
 

@@ -38,6 +38,7 @@ from tests.kernels.hopper.in_python import (
 def in_python(monkeypatch):
     """The functions of tiles.py as plain Python."""
     monkeypatch.setattr(key_tiles, "gl", GL)
+    monkeypatch.setattr(key_tiles, "opaque", lambda x: x)
     monkeypatch.setattr(scheduler, "gl", GL)
     monkeypatch.setattr(block_ranges, "tl", GL)
     for name, value in (("M", QUERIES), ("N", BLOCK), ("GROUP_N", KEYS), ("BLOCK", BLOCK)):
