@@ -12,6 +12,7 @@ PEERS = {
     "SDPA math": PLAIN,
     "standard": PLAIN,
     "FlexAttention": "#009E73",
+    "FlexAttention, FLASH": "#7FCDB5",
     "flash-attn-4": "#CC79A7",
     "Triton tutorial": "#7B4FA3",
     "nanoGPT, flash": "#0072B2",  # the colours of the attention backend

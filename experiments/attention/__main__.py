@@ -1,6 +1,7 @@
 """Speed, memory and error of attention on one GPU, compared with other implementations.
 
 python -m experiments.attention --preset peers     dense attention, and its best peers
+python -m experiments.attention --preset repeatable the same, and peers whose gradients repeat
 python -m experiments.attention --preset butterfly long butterflies, and their best peers
 python -m experiments.attention --preset blocks    butterflies in blocks of 16 to 128
 python -m experiments.attention --preset paper     the paper's Figure 3 and Appendix E
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from experiments.harness import Command, Result, measure_rows
 
-PRESET_NAMES = ("peers", "butterfly", "blocks", "paper", "sparsity", "io")
+PRESET_NAMES = ("peers", "repeatable", "butterfly", "blocks", "paper", "sparsity", "io")
 OWNERS = {"full": "paper", "tutorial": "peers", "against": "peers", "one_run": "io"}
 
 
@@ -64,9 +65,11 @@ from experiments.attention.measure import measure_case
 from experiments.attention.peers import (
     CONTENDERS,
     PORTABLE,
+    REPEATABLE,
     TUTORIAL,
     load_tutorial,
     triton_tutorial,
+    versions,
 )
 from experiments.results import Stage
 from experiments.timing import reset_compiler_and_memory
@@ -74,6 +77,7 @@ from experiments.timing import reset_compiler_and_memory
 PEER_LENGTHS = (1024, 4096, 16_384)
 BUTTERFLY_LENGTHS = (8192, 16_384, 65_536)  # 65,536 tokens per batch
 LONGEST = 262_144
+REPEATS = 20  # runs that must give the same bits
 
 PAPER_LENGTHS = [2**n for n in range(7, 17)]
 PAPER_VARIANTS: dict[str, dict[str, Any]] = {
@@ -94,10 +98,10 @@ def cases(tokens: int, lengths: Sequence[int]) -> Iterator[Case]:
         yield Case(tokens // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
 
 
-def measure_cases(*cases: Case, names: Sequence[str]) -> Iterator[list[Row]]:
-    """Measure each case with these contenders."""
+def measure_cases(*cases: Case, names: Sequence[str], runs: int = 0) -> Iterator[list[Row]]:
+    """Measure each case with these contenders; `runs` is that of `measure_case`."""
     for case in cases:
-        yield measure_case(case, names)
+        yield measure_case(case, names, runs=runs)
 
 
 def peers(args: Namespace) -> Iterator[Stage]:
@@ -106,10 +110,21 @@ def peers(args: Namespace) -> Iterator[Stage]:
         known = ", ".join(CONTENDERS)
         raise SystemExit(f"--against={', '.join(unknown)} must be among: {known}")
     # standard attention seldom fits into memory
-    default = [name for name in CONTENDERS if name != "standard"]
+    default = [name for name in CONTENDERS if name not in ("standard", *REPEATABLE)]
     names = ["ours", PORTABLE, *args.against] if args.against else default
     for case in cases(16_384, PEER_LENGTHS):
         yield partial(measure_cases, case, names=names)
+
+
+def repeatable(args: Namespace) -> Iterator[Stage]:
+    """Dense attention and butterflies: Papilio, the fastest peers, and those that repeat."""
+    names = ["ours", "SDPA cuDNN", "flash-attn-4", *REPEATABLE]
+    for case in cases(16_384, PEER_LENGTHS):
+        yield partial(measure_cases, case, names=names, runs=REPEATS)
+    names = ["ours", "FlexAttention", "flash-attn-4", "flash-attn-4, deterministic"]
+    for case in cases(16_384, [16_384]):
+        sparse = replace(case, sparsity=Sparsity("butterfly"))
+        yield partial(measure_cases, sparse, names=names, runs=REPEATS)
 
 
 def butterflies(args: Namespace) -> Iterator[Stage]:
@@ -204,6 +219,7 @@ class Preset(NamedTuple):
 
 PRESETS = {
     "peers": Preset(peers, report.add_best_peer, report.peers_text, report.draw_peers),
+    "repeatable": Preset(repeatable, report.add_best_repeatable, report.repeatable_text),
     "butterfly": Preset(
         butterflies, report.relate_butterflies, report.butterfly_text, report.draw_butterflies
     ),
@@ -234,7 +250,7 @@ def main(args: Namespace) -> None:
 
     rows = measure_rows(
         args, preset.stages(args), lambda result: preset.text(result["rows"]), preset.relate,
-        draw=draw, preset=args.preset,
+        draw=draw, preset=args.preset, versions=versions(),
     )  # fmt: skip
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} of {len(rows)} results are wrong and were not timed")

@@ -1,13 +1,14 @@
 """Measurements of experiments.attention: time, memory and errors of a contender."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
 from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Tensors, make_tensors
 from experiments.attention.check import Answer, answer, checked_case, errors, verdict
-from experiments.attention.peers import CONTENDERS, TENSORS, UnsupportedError
+from experiments.attention.peers import CONTENDERS, SETTINGS, TENSORS, UnsupportedError
 from experiments.attention.report import heading, label
 from experiments.timing import LONG_MS, eager_ms, gpu_ms, peak_mib, reset_compiler_and_memory
 
@@ -32,11 +33,29 @@ def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, floa
     return result
 
 
-def measure(name: str, case: Case, tensors: Tensors, expected: Answer) -> Row:
+def repeats(attention: Attention, tensors: Tensors, runs: int) -> bool:
+    """Whether out and all gradients are bit for bit the same in each of `runs` runs."""
+    q, k, v, dout = tensors
+
+    def run() -> tuple[torch.Tensor, ...]:
+        out = attention(q, k, v)
+        return out, *torch.autograd.grad(out, (q, k, v), dout)
+
+    first = run()
+    return all(all(map(torch.equal, first, run())) for _ in range(runs - 1))
+
+
+def measure(name: str, case: Case, tensors: Tensors, expected: Answer, runs: int = 0) -> Row:
     """Measure one row: the case, `status`, the errors, and the speeds if the result is correct.
 
-    `expected` is the answer to `checked_case(name, case)`.
+    `expected` is the answer to `checked_case(name, case)`. With `runs`, the row also says whether
+    that many runs gave the same bits, `repeats`.
     """
+    with SETTINGS.get(name, nullcontext)():
+        return _measure(name, case, tensors, expected, runs)
+
+
+def _measure(name: str, case: Case, tensors: Tensors, expected: Answer, runs: int) -> Row:
     row: Row = {"name": name, **case.describe()}
     checked = checked_case(name, case)
     try:
@@ -49,15 +68,32 @@ def measure(name: str, case: Case, tensors: Tensors, expected: Answer) -> Row:
         row["status"] = verdict(row["errors"], expected.budgets)
         if row["status"] == "ok":
             row |= speeds(attention, tensors, case)
+            if runs > 0:
+                row["repeats"] = repeats(attention, tensors, runs)
     except torch.cuda.OutOfMemoryError:
         row["status"] = "out of memory"
     except UnsupportedError as reason:
         row["status"] = f"not supported: {reason}"
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        if name.startswith("ours") or not is_refusal(error):
+            raise
+        row["status"] = f"not supported: {str(error).strip().splitlines()[-1]}"
     return row
 
 
-def measure_case(case: Case, names: Sequence[str], device: str = "cuda") -> list[Row]:
-    """Measure a row for each contender on the same values, and print each row."""
+def is_refusal(error: Exception) -> bool:
+    """Whether a peer refuses the case, rather than fails: by an assertion, or for its backend."""
+    known = isinstance(error, (AssertionError, NotImplementedError))
+    return known or "BACKEND='FLASH'" in str(error)
+
+
+def measure_case(
+    case: Case, names: Sequence[str], device: str = "cuda", runs: int = 0
+) -> list[Row]:
+    """Measure a row for each contender on the same values, and print each row.
+
+    `runs` is that of `measure`.
+    """
     tensors = make_tensors(case, device)
     answers: dict[Case, Answer] = {}
     rows = []
@@ -66,7 +102,7 @@ def measure_case(case: Case, names: Sequence[str], device: str = "cuda") -> list
         checked = checked_case(name, case)
         if checked not in answers:
             answers[checked] = answer(checked, tensors)
-        rows.append(measure(name, case, tensors, answers[checked]))
+        rows.append(measure(name, case, tensors, answers[checked], runs))
         print(progress(rows[-1]), flush=True)
     return rows
 

@@ -1,12 +1,14 @@
 """Contenders of experiments.attention.
 
 A contender is a function of q, k and v, (B, T, H, D) each, that returns out of the same shape. All
-contenders of a case get the same tensors, except those in TENSORS.
+contenders of a case get the same tensors, except those in TENSORS. Both passes of those in SETTINGS
+run under a setting of PyTorch.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +27,17 @@ from kernels.for_torch import register_with_torch, unregister_with_torch
 
 TUTORIAL = "Triton tutorial"
 PORTABLE = "ours, portable"  # the kernels for GPUs other than Hopper
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of the libraries behind the peers, besides PyTorch and Triton; None if missing."""
+    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    try:
+        flash = metadata.version("flash-attn-4")
+    except metadata.PackageNotFoundError:
+        flash = None
+    numbers = None if cudnn is None else (cudnn // 10_000, cudnn // 100 % 100, cudnn % 100)
+    return {"cuDNN": numbers and ".".join(map(str, numbers)), "flash-attn-4": flash}
 
 
 class UnsupportedError(Exception):
@@ -94,8 +107,22 @@ def registered() -> Iterator[None]:
         unregister_with_torch()
 
 
-def flex(case: Case, device: torch.device) -> Attention:
-    """PyTorch's compiled FlexAttention, with a block mask unless attention is dense."""
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Have PyTorch choose backward passes that repeat bit for bit, where it has one."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def flex(backend: str, case: Case, device: torch.device) -> Attention:
+    """PyTorch's compiled FlexAttention, with a block mask unless attention is dense.
+
+    `backend` is AUTO, PyTorch's choice, or FLASH, which is flash-attn-4.
+    """
     T, document, mask = case.seq_len, case.document or case.seq_len, None
 
     def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -117,10 +144,10 @@ def flex(case: Case, device: torch.device) -> Attention:
     torch._dynamo.reset()
     functorch_config.donated_buffer = False
     compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
-    return heads_first(partial(compiled, block_mask=mask))
+    return heads_first(partial(compiled, block_mask=mask, kernel_options={"BACKEND": backend}))
 
 
-def flash_attn_4(case: Case, device: torch.device) -> Attention:
+def flash_attn_4(deterministic: bool, case: Case, device: torch.device) -> Attention:
     """The package flash-attn-4 (CuTe), if it is installed."""
     try:
         from flash_attn import cute  # pyright: ignore[reportMissingImports]
@@ -128,7 +155,7 @@ def flash_attn_4(case: Case, device: torch.device) -> Attention:
     except ImportError as error:
         raise UnsupportedError(f"cannot be imported ({error})") from error
     T, call = case.seq_len, cute.flash_attn_func
-    options: dict[str, Any] = {"softmax_scale": case.head_dim**-0.5}
+    options: dict[str, Any] = {"softmax_scale": case.head_dim**-0.5, "deterministic": deterministic}
     if case.sparsity is None:
         options["causal"] = case.causal
     else:
@@ -217,10 +244,19 @@ CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
     PORTABLE: partial(ours, "triton"),
     "SDPA flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
     "SDPA cuDNN": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+    "SDPA cuDNN, deterministic": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
     "SDPA math": partial(sdpa, SDPBackend.MATH),
-    "FlexAttention": flex,
-    "flash-attn-4": flash_attn_4,
+    "FlexAttention": partial(flex, "AUTO"),
+    "FlexAttention, FLASH": partial(flex, "FLASH"),
+    "flash-attn-4": partial(flash_attn_4, False),
+    "flash-attn-4, deterministic": partial(flash_attn_4, True),
     "standard": partial(ours, "eager"),
+}
+REPEATABLE = ("SDPA cuDNN, deterministic", "flash-attn-4, deterministic")
+"""Peers that are asked for the same bits in every run, which costs them time."""
+
+SETTINGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "SDPA cuDNN, deterministic": deterministic_algorithms
 }
 
 # Conversions for contenders that cannot take the tensors of the case; copying is not timed

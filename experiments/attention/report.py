@@ -30,13 +30,13 @@ def _right(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row["status"] == "ok"]
 
 
-def _add_to_ours(rows: list[Row], key: str, is_peer: Callable[[str], bool]) -> None:
+def _add_to_ours(rows: list[Row], key: str, is_peer: Callable[[Row], bool]) -> None:
     """Add to Papilio's rows the time of the fastest peer over ours, separately for each pass."""
     right = _right(rows)
     for row in (row for row in right if row["name"] == "ours"):
         problem = (*dense_problem(row), row["sparsity"])
         peers = [r for r in right if (*dense_problem(r), r["sparsity"]) == problem]
-        peers = [peer for peer in peers if is_peer(peer["name"])]
+        peers = [peer for peer in peers if is_peer(peer)]
         for part in PASSES if peers else ():
             best = min(peer[f"{part}_ms"] for peer in peers)
             row[f"{part}_{key}"] = best / row[f"{part}_ms"]
@@ -44,7 +44,17 @@ def _add_to_ours(rows: list[Row], key: str, is_peer: Callable[[str], bool]) -> N
 
 def add_best_peer(rows: list[Row]) -> None:
     """Add to Papilio's rows their speed over the fastest peer's, separately for each pass."""
-    _add_to_ours(rows, "over_best_peer", lambda name: not name.startswith("ours"))
+    _add_to_ours(rows, "over_best_peer", _is_other)
+
+
+def _is_other(row: Row) -> bool:
+    return not row["name"].startswith("ours")
+
+
+def add_best_repeatable(rows: list[Row]) -> None:
+    """Add the comparisons of --preset repeatable: with the best peer, and the best that repeats."""
+    add_best_peer(rows)
+    _add_to_ours(rows, "over_best_repeatable", lambda row: _is_other(row) and row["repeats"])
 
 
 def with_dense(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
@@ -74,7 +84,7 @@ def add_portable(rows: list[Row]) -> None:
     """Add the block size to all rows, and to Papilio's the relative time of portable kernels."""
     for row in rows:
         row["block_size"] = row["sparsity"]["block_size"]
-    _add_to_ours(rows, "portable_over_ours", lambda name: name == "ours, portable")
+    _add_to_ours(rows, "portable_over_ours", lambda row: row["name"] == "ours, portable")
 
 
 # ---- on the terminal
@@ -107,6 +117,15 @@ _PROPORTION = ["forward_over_proportional", "backward_over_proportional"]
 _BEST_PEER = ["forward_over_best_peer", "backward_over_best_peer"]
 _PORTABLE = ["forward_portable_over_ours", "backward_portable_over_ours"]
 peers_text = partial(_text, columns=["forward_tflops", "backward_tflops", "peak_mib", *_BEST_PEER])
+repeatable_text = partial(
+    _text,
+    columns=[
+        "repeats",
+        "backward_tflops",
+        "backward_over_best_peer",
+        "backward_over_best_repeatable",
+    ],
+)
 butterfly_text = partial(_text, columns=[*_TIMES, "peak_mib", *_BEST_PEER, *_PROPORTION])
 blocks_text = partial(_text, columns=["block_size", *_TIMES, *_PORTABLE])
 sparsity_text = partial(_text, columns=["density", *_TIMES, *_PROPORTION])
@@ -141,6 +160,27 @@ def direction_table(result: Row, *, direction: str) -> str:
         if row["name"] == "ours":
             ratio = f"{row[f'{direction}_over_best_peer']:.3f}"
             lines[dense_problem(row)]["Papilio / best other"] = ratio
+    return table(lines.values())
+
+
+def repeatable_table(result: Row) -> str:
+    """Backward passes of --preset repeatable in TFLOP/s; a peer needs the same bits in each run."""
+    lines: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in result["rows"]:
+        line = lines.setdefault((*dense_problem(row), row["mask"]), _problem(row))
+        if row["mask"] != "dense":
+            line["mask"] = f"{line['mask']}, {row['mask']}"
+        name = display_name(row["name"])
+        if row["status"] == "ok" and row["repeats"]:
+            line[name] = f"{row['backward_tflops']:.0f}"
+        elif name.endswith("deterministic"):
+            line[name] = "differs" if row["status"] == "ok" else "refused"
+    ratios = {"best that repeats": "best_repeatable", "best of all": "best_peer"}
+    for row in (row for row in result["rows"] if row["name"] == "ours"):
+        for title, key in ratios.items():
+            if (ratio := row.get(f"backward_over_{key}")) is not None:
+                line = lines[(*dense_problem(row), row["mask"])]
+                line[f"Papilio / {title}"] = f"{ratio:.2f}"
     return table(lines.values())
 
 

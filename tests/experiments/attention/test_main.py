@@ -30,7 +30,7 @@ def run_preset(preset, folder, capsys, *options):
 
 def test_peers_preset(made_up, tmp_path, capsys):
     rows, printed, exited = run_preset("peers", tmp_path, capsys)
-    assert exited.code == "4 of 84 results are wrong and were not timed"
+    assert exited.code == "4 of 96 results are wrong and were not timed"
     assert printed.count("wrong:") == 4
     by = {(r["name"], r["seq_len"], r["head_dim"], r["causal"], r["mask"]): r for r in rows}
     ours = by["ours", 1024, 64, True, "dense"]
@@ -41,6 +41,22 @@ def test_peers_preset(made_up, tmp_path, capsys):
     assert {r["batch"] * r["seq_len"] for r in rows} == {16_384}
     assert {r["n_head"] * r["head_dim"] for r in rows} == {2048}
     assert {r["dtype"] for r in rows} == {"bfloat16"}
+
+
+def test_repeatable_preset(made_up, tmp_path):
+    out = tmp_path / "repeatable.json"
+    benchmark_attention.main(["--preset", "repeatable", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    ours = next(row for row in rows if row["name"] == "ours")
+    # made-up times grow by position: ours, then two peers, then two that repeat
+    assert ours["backward_over_best_peer"] == pytest.approx(3 / 2)
+    assert ours["backward_over_best_repeatable"] == pytest.approx(5 / 2)
+
+    table = report.repeatable_table({"rows": rows}).splitlines()
+    assert len(table) == 2 + 12 + 4
+    assert "SDPA cuDNN, deterministic" in table[0] and "| SDPA cuDNN |" not in table[0]
+    assert table[2].endswith("| 2.50 | 1.50 |")
+    assert "causal, butterfly" in table[14] and "refused" in table[14]
 
 
 def test_butterfly_preset(made_up, tmp_path):
@@ -105,9 +121,9 @@ def test_an_unknown_peer_is_refused(made_up, tmp_path):
 @pytest.mark.parametrize("preset", ["peers", "butterfly", "paper", "sparsity"])
 @pytest.mark.parametrize("right", [0, 1])
 def test_rows_without_speed_end_as_a_sentence(preset, right, made_up, tmp_path, monkeypatch):
-    def broken_rows(case, names):
+    def broken_rows(case, names, runs=0):
         """All but `right` contenders of a case are wrong."""
-        rows = made_up_rows(case, names)
+        rows = made_up_rows(case, names, runs)
         for row in rows[right:]:
             row |= {"status": "wrong: error nan of dk"}
             for key in [key for key in row if key.endswith(("_ms", "_tflops", "_mib"))]:

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend
 from experiments.attention import measure, peers
 from experiments.attention.cases import Case, Sparsity, make_tensors
 from experiments.attention.check import RESULTS, answer, errors
-from experiments.attention.measure import measure_case
+from experiments.attention.measure import measure_case, repeats
 from experiments.attention.peers import (
     CONTENDERS,
     UnsupportedError,
@@ -110,8 +110,9 @@ def test_flash_attn_4_receives_the_blocks(causal, measured, monkeypatch):
                 yield found
 
     def flash_attn_func(
-        q, k, v, *, softmax_scale, block_sparse_tensors, block_sparse_tensors_bwd, mask_mod=None
-    ):
+        q, k, v, *, softmax_scale, deterministic, block_sparse_tensors, block_sparse_tensors_bwd,
+        mask_mod=None,
+    ):  # fmt: skip
         given.append((block_sparse_tensors, block_sparse_tensors_bwd))
         layouts = block_sparse_tensors.layouts()
         partial, full = (torch.kron(layout, torch.ones(16, 16)) > 0 for layout in layouts)
@@ -154,6 +155,45 @@ def test_other_errors_are_not_caught(measured, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         measured(["SDPA math"])
+
+
+def test_a_peer_that_refuses_a_case_says_why(measured, monkeypatch):
+    def refusing(q, k, v):
+        raise AssertionError("deterministic backward not supported with block sparsity")
+
+    contender(monkeypatch, "flash-attn-4, deterministic", refusing)
+    (row,) = measured(["flash-attn-4, deterministic"])
+    assert row["status"] == (
+        "not supported: deterministic backward not supported with block sparsity"
+    )
+    contender(monkeypatch, "ours", refusing)
+    with pytest.raises(AssertionError, match="block sparsity"):
+        measured(["ours"])
+
+
+def test_repeated_runs_are_compared_bit_by_bit(monkeypatch):
+    tensors = make_tensors(SMALL, CPU)
+    right = CONTENDERS["SDPA math"](SMALL, CPU)
+    assert repeats(right, tensors, 3)
+    calls = iter(range(3))
+
+    def drifting(q, k, v):
+        return right(q, k, v) * (1 + (next(calls) == 2) * 2**-6)
+
+    assert not repeats(drifting, tensors, 3)
+
+
+def test_pytorch_is_deterministic_only_for_the_peers_that_ask_for_it(measured, monkeypatch):
+    asked = {}
+    for name in ("SDPA cuDNN", "SDPA cuDNN, deterministic"):
+
+        def attend(q, k, v, name=name):
+            asked[name] = torch.are_deterministic_algorithms_enabled()
+            return CONTENDERS["SDPA math"](SMALL, CPU)(q, k, v)
+
+        contender(monkeypatch, name, attend)
+    measured(["SDPA cuDNN, deterministic", "SDPA cuDNN"])
+    assert asked == {"SDPA cuDNN, deterministic": True, "SDPA cuDNN": False}
 
 
 def test_speeds_follow_the_flop_convention(measured):
