@@ -2,14 +2,16 @@
 #
 #   make quickstart PY=python3          use installed packages, without setting up .venv
 #   make test TORCH=torch==2.11.0       another version of PyTorch (2.11 or later)
+#   make test LOCKED=1                  other packages at the versions of requirements.lock
 
 BASE ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 PY ?= $(VENV)/bin/python
+UV ?= uv
 PYTEST = $(PY) -m pytest -n auto --dist worksteal
 
-.PHONY: quickstart test test-all test-gpu memcheck check setup
+.PHONY: quickstart test test-all test-gpu memcheck check setup lock
 
 quickstart: setup
 	$(PY) -m scripts.quickstart
@@ -35,15 +37,26 @@ check: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright
 
-setup: $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.installed)
+# With LOCKED=1, a file of its own records the setup: after a setup without it, versions may differ.
+LOCK = $(if $(filter-out 0,$(LOCKED)),requirements.lock)
+INSTALLED = $(VENV)/.installed$(if $(LOCK),-locked)
+
+setup: $(if $(filter $(VENV)/bin/python,$(PY)),$(INSTALLED))
 
 # PyTorch is installed first, to pin its version: later packages then use it. PYTHONWARNINGS hides the
 # warning of setuptools about editable installations.
-$(VENV)/.installed: pyproject.toml
+$(INSTALLED): pyproject.toml $(LOCK)
 	@echo "setting up $(VENV): PyTorch, then other packages; takes a few minutes, once"
 	$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Papilio needs Python 3.11 or later: make BASE=python3.12 ...")'
 	$(BASE) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet $(TORCH)
-	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet $(LOCK:%=--requirement %) --editable '.[dev]'
 	@touch $@
+
+# Keeps the versions that requirements.lock has, where pyproject.toml allows them. TORCH chooses PyTorch,
+# and PyTorch its Triton and its CUDA packages: the lock has none of them.
+lock:
+	printf 'torch\ntriton\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --extra dev \
+	--excludes /dev/stdin --no-emit-index-url --no-emit-find-links --annotation-style line \
+	--custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
