@@ -18,27 +18,8 @@ README_PROGRAMS = [
     re.findall(r"^```python\n(.*?)^```", (ROOT / file).read_text(), re.DOTALL | re.MULTILINE)[0]
     for file in ("README.md", "papilio/README.md")
 ]
-USE = """
-import importlib.util, torch
-import papilio
-from papilio.kernels import BlockSparseMask, butterfly, flash_attention
-for name in ("kernels", "configs", "data", "model", "train", "training", "scripts"):
-    assert importlib.util.find_spec(name) is None, name
-q, k, v = (torch.randn(1, 64, 2, 16, requires_grad=True) for _ in range(3))
-mask = BlockSparseMask(butterfly(4), block_size=16)
-results = {}
-for impl in ("triton", "reference"):
-    out = flash_attention(q, k, v, causal=True, mask=mask, impl=impl)
-    results[impl] = (out, *torch.autograd.grad(out.square().sum(), (q, k, v)))
-for got, expected in zip(*results.values(), strict=True):
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-from papilio.flash_attn import flash_attn_func
-torch.testing.assert_close(flash_attn_func(q, k, v), flash_attention(q, k, v))
-papilio.register_with_torch()
-heads_first = [x.transpose(1, 2) for x in (q, k, v)]
-out = torch.nn.functional.scaled_dot_product_attention(*heads_first).transpose(1, 2)
-torch.testing.assert_close(out, flash_attention(q, k, v))
-papilio.unregister_with_torch()
+USE = (ROOT / "tests/use_wheel.py").read_text()  # also run by CI, with the wheel alone
+USE_WITH_TRANSFORMERS = """
 papilio.register_with_transformers()
 from transformers import LlamaConfig, LlamaForCausalLM
 sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
@@ -111,7 +92,8 @@ def test_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     packages = next(environment.glob("lib/python*/site-packages"))
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     # One process, as the import of PyTorch takes most of the time.
-    program = USE + "".join(f"{p}print(out.shape)\n" for p in README_PROGRAMS)
+    shown = [f"{program}print(out.shape)\n" for program in README_PROGRAMS]
+    program = "".join([USE, USE_WITH_TRANSFORMERS, *shown])
     done = subprocess.run([python, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"{packages}/papilio/__init__.py {wheel.name.split('-')[1]}\n" in done.stdout
