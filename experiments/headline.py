@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evaluation.results import Row
+from experiments.attention.report import fastest
 from experiments.harness import Result
 from experiments.pathx.report import best_guess
 from experiments.pathx.stages import DENSE, SPARSE
@@ -164,9 +165,9 @@ def _dense(results: Results) -> tuple[str, str]:
 def attention_limit(result: Result) -> str:
     """Format the limit of README.md that counts the passes in which a peer is faster."""
     shapes: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in result["rows"]:
+    for row in fastest(result["rows"]):
         if row["status"] == "ok":
-            shape = tuple(row[key] for key in ("seq_len", "head_dim", "causal", "mask"))
+            shape = tuple(row[key] for key in ("seq_len", "head_dim", "causal"))
             shapes.setdefault(shape, {})[row["name"]] = row
     counts, gains = [], []
     for direction in ("forward", "backward"):

@@ -85,6 +85,7 @@ TABLES: dict[str, Callable[[], str]] = {
         )
         for direction in ("forward", "backward")
     },
+    "repeatable": _of(attention.repeatable_table, "attention_hopper"),
     "attention_features": _of(features.features_table, "attention_features"),
     "attention_host": _of(host.host_table, "attention_host"),
     "butterfly_speed": _of(attention.butterfly_table, "attention_butterfly"),
@@ -128,7 +129,7 @@ PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
     RESULTS / "passkey.png": _of(passkey.draw_runs, "passkey"),
     RESULTS / "attention_peers.png": _rows_of(attention.draw_peers, "attention_peers"),
-    RESULTS / "attention_hopper.png": _rows_of(attention.draw_peers, "attention_hopper"),
+    RESULTS / "attention_hopper.png": _rows_of(attention.draw_fastest, "attention_hopper"),
     RESULTS / "attention_butterfly.png": _rows_of(
         attention.draw_butterflies, "attention_butterfly"
     ),

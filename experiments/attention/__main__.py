@@ -1,7 +1,7 @@
 """Speed, memory and error of attention on one GPU, compared with other implementations.
 
 python -m experiments.attention --preset peers     dense attention, and its best peers
-python -m experiments.attention --preset repeatable the same, and peers whose gradients repeat
+python -m experiments.attention --preset hopper    its fastest peers, and those that repeat
 python -m experiments.attention --preset butterfly long butterflies, and their best peers
 python -m experiments.attention --preset blocks    butterflies in blocks of 16 to 128
 python -m experiments.attention --preset paper     the paper's Figure 3 and Appendix E
@@ -22,8 +22,8 @@ from pathlib import Path
 
 from experiments.harness import Command, Result, measure_rows
 
-PRESET_NAMES = ("peers", "repeatable", "butterfly", "blocks", "paper", "sparsity", "io")
-OWNERS = {"full": "paper", "tutorial": "peers", "against": "peers", "one_run": "io"}
+PRESET_NAMES = ("peers", "hopper", "butterfly", "blocks", "paper", "sparsity", "io")
+OWNERS = {"full": "paper", "tutorial": "peers", "one_run": "io"}
 
 
 def check(args: Namespace) -> None:
@@ -40,10 +40,6 @@ command.add("--full", action="store_true", help="paper: all lengths of all varia
 command.add(
     "--tutorial", type=Path, metavar="FILE",
     help="peers: add Triton's tutorial 06-fused-attention.py, of the installed version, as a peer",
-)  # fmt: skip
-command.add(
-    "--against", nargs="+", metavar="NAME",
-    help='peers: compare with these peers only, such as "SDPA cuDNN" flash-attn-4',
 )  # fmt: skip
 command.add("--out", type=Path, help="default: docs/results/attention_PRESET.json")
 command.add("--one-run", metavar="CASE/PART", help="io: run only this, for the profiler")
@@ -105,20 +101,16 @@ def measure_cases(*cases: Case, names: Sequence[str], runs: int = 0) -> Iterator
 
 
 def peers(args: Namespace) -> Iterator[Stage]:
-    """Dense attention of Papilio and all contenders, or those of --against."""
-    if unknown := set(args.against or ()) - set(CONTENDERS):
-        known = ", ".join(CONTENDERS)
-        raise SystemExit(f"--against={', '.join(unknown)} must be among: {known}")
+    """Dense attention of Papilio and all contenders, except those of `hopper` that repeat."""
     # standard attention seldom fits into memory
-    default = [name for name in CONTENDERS if name not in ("standard", *REPEATABLE)]
-    names = ["ours", PORTABLE, *args.against] if args.against else default
+    names = [name for name in CONTENDERS if name not in ("standard", *REPEATABLE)]
     for case in cases(16_384, PEER_LENGTHS):
         yield partial(measure_cases, case, names=names)
 
 
-def repeatable(args: Namespace) -> Iterator[Stage]:
+def hopper(args: Namespace) -> Iterator[Stage]:
     """Dense attention and butterflies: Papilio, the fastest peers, and those that repeat."""
-    names = ["ours", "SDPA cuDNN", "flash-attn-4", *REPEATABLE]
+    names = ["ours", PORTABLE, "SDPA cuDNN", "flash-attn-4", *REPEATABLE]
     for case in cases(16_384, PEER_LENGTHS):
         yield partial(measure_cases, case, names=names, runs=REPEATS)
     names = ["ours", "FlexAttention", "flash-attn-4", "flash-attn-4, deterministic"]
@@ -219,7 +211,7 @@ class Preset(NamedTuple):
 
 PRESETS = {
     "peers": Preset(peers, report.add_best_peer, report.peers_text, report.draw_peers),
-    "repeatable": Preset(repeatable, report.add_best_repeatable, report.repeatable_text),
+    "hopper": Preset(hopper, report.add_best_repeatable, report.hopper_text, report.draw_fastest),
     "butterfly": Preset(
         butterflies, report.relate_butterflies, report.butterfly_text, report.draw_butterflies
     ),

@@ -151,7 +151,7 @@ def flash_attn_4(deterministic: bool, case: Case, device: torch.device) -> Atten
     """The package flash-attn-4 (CuTe), if it is installed."""
     try:
         from flash_attn import cute  # pyright: ignore[reportMissingImports]
-        from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch  # pyright: ignore
+        from flash_attn.cute import block_sparsity  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UnsupportedError(f"cannot be imported ({error})") from error
     T, call = case.seq_len, cute.flash_attn_func
@@ -162,13 +162,17 @@ def flash_attn_4(deterministic: bool, case: Case, device: torch.device) -> Atten
         lists = case.sparsity.mask(T, device).to_flex(T, T, causal=case.causal)
         if case.causal:
             options["mask_mod"] = cute_diagonal()
-        options["block_sparse_tensors"] = BlockSparseTensorsTorch(
+        options["block_sparse_tensors"] = block_sparsity.BlockSparseTensorsTorch(
             lists.kv_num_blocks, lists.kv_indices, lists.full_kv_num_blocks, lists.full_kv_indices,
             block_size=lists.BLOCK_SIZE,
         )  # fmt: skip
-        options["block_sparse_tensors_bwd"] = BlockSparseTensorsTorch(
+        order = {}
+        if deterministic:
+            orders = block_sparsity.compute_dq_write_order_from_block_mask(lists)
+            order = {"dq_write_order": orders[0], "dq_write_order_full": orders[1], "spt": False}
+        options["block_sparse_tensors_bwd"] = block_sparsity.BlockSparseTensorsTorch(
             lists.q_num_blocks, lists.q_indices, lists.full_q_num_blocks, lists.full_q_indices,
-            block_size=lists.BLOCK_SIZE,
+            block_size=lists.BLOCK_SIZE, **order,
         )  # fmt: skip
     if case.document is not None:
         call = cute.flash_attn_varlen_func

@@ -52,7 +52,7 @@ def _is_other(row: Row) -> bool:
 
 
 def add_best_repeatable(rows: list[Row]) -> None:
-    """Add the comparisons of --preset repeatable: with the best peer, and the best that repeats."""
+    """Add the comparisons of --preset hopper: with the best peer, and the best that repeats."""
     add_best_peer(rows)
     _add_to_ours(rows, "over_best_repeatable", lambda row: _is_other(row) and row["repeats"])
 
@@ -117,7 +117,7 @@ _PROPORTION = ["forward_over_proportional", "backward_over_proportional"]
 _BEST_PEER = ["forward_over_best_peer", "backward_over_best_peer"]
 _PORTABLE = ["forward_portable_over_ours", "backward_portable_over_ours"]
 peers_text = partial(_text, columns=["forward_tflops", "backward_tflops", "peak_mib", *_BEST_PEER])
-repeatable_text = partial(
+hopper_text = partial(
     _text,
     columns=[
         "repeats",
@@ -147,16 +147,22 @@ def dense_table(result: Row) -> str:
     return table(line for line in lines.values() if len(line) > 4)  # at least one peer
 
 
+def fastest(rows: list[Row]) -> list[Row]:
+    """Rows of dense attention, without the peers that are slowed down to repeat their results."""
+    return [r for r in rows if r["mask"] == "dense" and not r["name"].endswith("deterministic")]
+
+
 def direction_table(result: Row, *, direction: str) -> str:
-    """One direction of dense attention (--preset peers --against ...), in TFLOP/s.
+    """One direction of dense attention (--preset hopper), in TFLOP/s.
 
     `direction` is "forward" or "backward".
     """
+    rows = fastest(result["rows"])
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
-    for row in result["rows"]:
+    for row in rows:
         line = lines.setdefault(dense_problem(row), _problem(row))
         line[display_name(row["name"])] = f"{row[f'{direction}_tflops']:.0f}"
-    for row in result["rows"]:
+    for row in rows:
         if row["name"] == "ours":
             ratio = f"{row[f'{direction}_over_best_peer']:.3f}"
             lines[dense_problem(row)]["Papilio / best other"] = ratio
@@ -164,7 +170,7 @@ def direction_table(result: Row, *, direction: str) -> str:
 
 
 def repeatable_table(result: Row) -> str:
-    """Backward passes of --preset repeatable in TFLOP/s; a peer needs the same bits in each run."""
+    """Backward passes of --preset hopper in TFLOP/s; a peer needs the same bits in each run."""
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
     for row in result["rows"]:
         line = lines.setdefault((*dense_problem(row), row["mask"]), _problem(row))
@@ -260,6 +266,11 @@ def draw_peers(rows: list[Row]) -> Figure:
     Lengths without a peer are left out. A cross marks out of memory.
     """
     return _over_length([row for row in rows if row["mask"] == "dense"], "tflops", "TFLOP/s")
+
+
+def draw_fastest(rows: list[Row]) -> Figure:
+    """Draw what `draw_peers` does of --preset hopper, for the rows of `fastest`."""
+    return draw_peers(fastest(rows))
 
 
 def draw_butterflies(rows: list[Row]) -> Figure:

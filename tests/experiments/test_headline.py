@@ -59,7 +59,7 @@ def test_passes_with_a_faster_peer_are_counted():
             for name, (forward, backward) in named.items()
         ]
 
-    failed = {"name": "math", "status": "out of memory"}
+    failed = {"name": "math", "mask": "dense", "status": "out of memory"}
     found = [
         *rows(1024, (2.0, 11.0), good=(3.0, 10.0), slow=(9.0, 90.0)),
         *rows(4096, (4.2, 6.0), good=(5.0, 5.0), other=(4.0, 7.0)),

@@ -125,11 +125,10 @@ def test_flash_attn_4_receives_the_blocks(causal, measured, monkeypatch):
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
         return out.transpose(1, 2), None
 
-    module = SimpleNamespace(flash_attn_func=flash_attn_func)
+    lists = SimpleNamespace(BlockSparseTensorsTorch=Lists)
+    module = SimpleNamespace(flash_attn_func=flash_attn_func, block_sparsity=lists)
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(cute=module))
     monkeypatch.setitem(sys.modules, "flash_attn.cute", module)
-    lists = SimpleNamespace(BlockSparseTensorsTorch=Lists)
-    monkeypatch.setitem(sys.modules, "flash_attn.cute.block_sparsity", lists)
     cute = SimpleNamespace(jit=lambda function: function)
     monkeypatch.setitem(sys.modules, "cutlass", SimpleNamespace(cute=cute))
     case = replace(SMALL, seq_len=64, sparsity=Sparsity("butterfly", 1, 16), causal=causal)
