@@ -54,7 +54,15 @@ def _is_other(row: Row) -> bool:
 def add_best_repeatable(rows: list[Row]) -> None:
     """Add the comparisons of --preset hopper: with the best peer, and the best that repeats."""
     add_best_peer(rows)
-    _add_to_ours(rows, "over_best_repeatable", lambda row: _is_other(row) and row["repeats"])
+    _add_to_ours(rows, "over_best_repeatable", lambda row: _is_to_repeat(row) and row["repeats"])
+
+
+def _is_to_repeat(row: Row) -> bool:
+    """Whether a peer promises gradients that repeat bit for bit, if it serves the case.
+
+    FlexAttention's do without being asked. Those of others may repeat by chance on small problems.
+    """
+    return row["name"].endswith("deterministic") or row["name"] == "FlexAttention"
 
 
 def with_dense(rows: list[Row]) -> Iterator[tuple[Row, Row]]:
@@ -170,24 +178,25 @@ def direction_table(result: Row, *, direction: str) -> str:
 
 
 def repeatable_table(result: Row) -> str:
-    """Backward passes of --preset hopper in TFLOP/s; a peer needs the same bits in each run."""
+    """Backward passes of --preset hopper that ought to repeat bit for bit, in TFLOP/s."""
+    rows = [row for row in result["rows"] if row["name"] == "ours" or _is_to_repeat(row)]
+    unknown = dict.fromkeys((display_name(row["name"]) for row in rows), "-")
     lines: dict[tuple[Any, ...], dict[str, str]] = {}
-    for row in result["rows"]:
-        line = lines.setdefault((*dense_problem(row), row["mask"]), _problem(row))
+    for row in rows:
+        problem = _problem(row)
         if row["mask"] != "dense":
-            line["mask"] = f"{line['mask']}, {row['mask']}"
-        name = display_name(row["name"])
-        if row["status"] == "ok" and row["repeats"]:
-            line[name] = f"{row['backward_tflops']:.0f}"
-        elif name.endswith("deterministic"):
-            line[name] = "differs" if row["status"] == "ok" else "refused"
+            problem["mask"] += f", {row['mask']}"
+        line = lines.setdefault((*dense_problem(row), row["mask"]), problem | unknown)
+        tflops = f"{row['backward_tflops']:.0f}" if row["status"] == "ok" else "refused"
+        differs = row["status"] == "ok" and not row["repeats"]
+        line[display_name(row["name"])] = tflops + " (differs)" * differs
     ratios = {"best that repeats": "best_repeatable", "best of all": "best_peer"}
-    for row in (row for row in result["rows"] if row["name"] == "ours"):
+    for row in (row for row in rows if row["name"] == "ours"):
         for title, key in ratios.items():
             if (ratio := row.get(f"backward_over_{key}")) is not None:
                 line = lines[(*dense_problem(row), row["mask"])]
                 line[f"Papilio / {title}"] = f"{ratio:.2f}"
-    return table(lines.values())
+    return table(lines.values(), "-")
 
 
 def butterfly_table(result: Row) -> str:
