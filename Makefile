@@ -3,6 +3,7 @@
 #   make quickstart PY=python3          use installed packages, without setting up .venv
 #   make test TORCH=torch==2.11.0       another version of PyTorch (2.11 or later)
 #   make test LOCKED=1                  other packages at the versions of requirements.lock
+#   make test-compile TRITON=3.6.0      what another Triton compiles the Hopper kernels to, without a GPU
 
 BASE ?= python3
 VENV ?= .venv
@@ -11,18 +12,23 @@ PY ?= $(VENV)/bin/python
 UV ?= uv
 PYTEST = $(PY) -m pytest -n auto --dist worksteal
 
-.PHONY: quickstart test test-all test-gpu memcheck check setup lock
+.PHONY: quickstart test test-all test-compile test-gpu memcheck check setup lock
 
 quickstart: setup
 	$(PY) -m scripts.quickstart
 
 # Kernels run in Triton's interpreter on the CPU, even if there is a GPU.
-test test-all: export OMP_NUM_THREADS = 1
+test test-all test-compile: export OMP_NUM_THREADS = 1
 test: setup
 	CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(PYTEST) -m "not gpu and not slow"
 
 test-all: setup
 	CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 $(PYTEST) -m "not gpu"
+
+test-compile: setup
+	$(PY) -m pip install --quiet --no-deps --upgrade --target out/triton-$(TRITON) triton==$(TRITON)
+	PYTHONPATH=out/triton-$(TRITON) CUDA_VISIBLE_DEVICES= TRITON_INTERPRET=1 \
+	$(PYTEST) tests/kernels/hopper/test_compile.py
 
 test-gpu: setup
 	TRITON_INTERPRET=0 $(PY) -m pytest -m "gpu and not slow"

@@ -134,8 +134,11 @@ def write_and_print(path: Path, result: Result, table: Table, draw: Draw | None 
 
 
 def _report(path: Path, result: Result, table: Table | None, draw: Draw | None) -> None:
+    from evaluation.results import read_result
     from evaluation.style import save
+    from experiments import history
 
+    history.append(path, read_result(path))
     if figure := draw(result) if draw is not None else None:
         save(figure, path.with_suffix(".png"))
     if table is not None:

@@ -11,7 +11,10 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-CI = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+CI, NIGHTLY = (
+    yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
+    for name in ("ci", "nightly")
+)
 TESTED = CI["jobs"]["test"]["strategy"]["matrix"]["include"]
 
 
@@ -35,3 +38,9 @@ def test_oldest_allowed_versions_are_tested() -> None:
 def test_newest_named_python_is_tested_with_the_newest_pytorch() -> None:
     named = re.findall(r"Python :: 3\.(\d+)", "\n".join(PROJECT["classifiers"]))
     assert {"python": f"3.{max(map(int, named))}", "torch": "torch"} in TESTED
+
+
+def test_oldest_allowed_triton_compiles_the_hopper_kernels() -> None:
+    triton = next(x for x in map(Requirement, PROJECT["dependencies"]) if x.name == "triton")
+    (oldest,) = (bound.version for bound in triton.specifier if bound.operator == ">=")
+    assert f"{oldest}.0" in NIGHTLY["jobs"]["test-compile"]["strategy"]["matrix"]["triton"]
