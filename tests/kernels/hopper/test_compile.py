@@ -4,6 +4,8 @@ import pytest
 
 triton = pytest.importorskip("triton")
 PROGRAM = "tests/kernels/hopper/compile_kernels.py"
+# From Triton 3.8 on, ptxas spills more outside of loops.
+LATER = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
 
 
 def test_one_configuration_of_each_pass_compiles_as_intended(printed_by):
@@ -101,12 +103,11 @@ def spilled(block_d, features, **_):
     At 256 columns the output takes half of the registers, and a few are spilled between row tiles.
     """
     everything = len(features) > 4
-    newest = triton.__version__.startswith("3.9.")  # with a later ptxas
     if block_d == 256:
-        few, many = (56, 88) if newest else (24, 48)
+        few, many = (56, 88) if LATER else (24, 48)
         return many if everything else few
     if "dropout" in features and "mask_block_size" in features:
-        return 40 if newest else 8 * everything
+        return 40 if LATER else 8 * everything
     return 0
 
 
@@ -126,7 +127,6 @@ def test_gemms_with_a_gelu_compile_as_intended(printed_by):
         maps = 2 + 1 + result["gradient"] + result["gelu"]
         pointers = result["bias"] * (1 + result["gradient"])
         assert result["parameters"] == maps * "128s" + pointers * "q" + "iiii", result
-        # spilled bytes are used only at the end of a tile; Triton 3.9 has a later ptxas
-        spilled = 144 if triton.__version__.startswith("3.9.") else 64
+        # spilled bytes are used only at the end of a tile
         both = result["gradient"] and result["gelu"]
-        assert result["stack"] <= (spilled if both else 0), result
+        assert result["stack"] <= ((144 if LATER else 64) if both else 0), result
