@@ -9,6 +9,7 @@ BASE ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 PY ?= $(VENV)/bin/python
+TRITON ?= 3.6.0
 UV ?= uv
 PYTEST = $(PY) -m pytest -n auto --dist worksteal
 
@@ -61,8 +62,8 @@ $(INSTALLED): pyproject.toml $(LOCK)
 	@touch $@
 
 # Keeps the versions that requirements.lock has, where pyproject.toml allows them. TORCH chooses PyTorch,
-# and PyTorch its Triton and its CUDA packages: the lock has none of them.
+# and PyTorch its Triton, its setuptools and its CUDA packages: the lock has none of them.
 lock:
-	printf 'torch\ntriton\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --extra dev \
+	printf 'torch\ntriton\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --extra dev \
 	--excludes /dev/stdin --no-emit-index-url --no-emit-find-links --annotation-style line \
 	--custom-compile-command "make lock" --output-file requirements.lock pyproject.toml

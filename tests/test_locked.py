@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-NOT_LOCKED = {"torch", "triton", "papilio"}
+NOT_LOCKED = {"torch", "triton", "setuptools", "papilio"}
 REQUIRED = [
     line
     for line in PROJECT["dependencies"] + EXTRAS["train"] + EXTRAS["dev"]

@@ -77,7 +77,8 @@ def _measure(name: str, case: Case, tensors: Tensors, expected: Answer, runs: in
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         if name.startswith("ours") or not is_refusal(error):
             raise
-        row["status"] = f"not supported: {str(error).strip().splitlines()[-1]}"
+        reason = str(error).strip() or type(error).__name__
+        row["status"] = f"not supported: {reason.splitlines()[-1]}"
     return row
 
 

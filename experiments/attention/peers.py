@@ -109,13 +109,18 @@ def registered() -> Iterator[None]:
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Have PyTorch choose backward passes that repeat bit for bit, where it has one."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    """Have PyTorch use only algorithms that repeat bit for bit, or refuse the call."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    fills = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False  # it would cost time, and changes no result
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        memory.fill_uninitialized_memory = fills
 
 
 def flex(backend: str, case: Case, device: torch.device) -> Attention:
@@ -147,15 +152,15 @@ def flex(backend: str, case: Case, device: torch.device) -> Attention:
     return heads_first(partial(compiled, block_mask=mask, kernel_options={"BACKEND": backend}))
 
 
-def flash_attn_4(deterministic: bool, case: Case, device: torch.device) -> Attention:
-    """The package flash-attn-4 (CuTe), if it is installed."""
+def flash_attn_4(repeats: bool, case: Case, device: torch.device) -> Attention:
+    """The package flash-attn-4 (CuTe), if it is installed; `repeats` asks for repeatable bits."""
     try:
         from flash_attn import cute  # pyright: ignore[reportMissingImports]
         from flash_attn.cute import block_sparsity  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UnsupportedError(f"cannot be imported ({error})") from error
     T, call = case.seq_len, cute.flash_attn_func
-    options: dict[str, Any] = {"softmax_scale": case.head_dim**-0.5, "deterministic": deterministic}
+    options: dict[str, Any] = {"softmax_scale": case.head_dim**-0.5, "deterministic": repeats}
     if case.sparsity is None:
         options["causal"] = case.causal
     else:
@@ -167,7 +172,7 @@ def flash_attn_4(deterministic: bool, case: Case, device: torch.device) -> Atten
             block_size=lists.BLOCK_SIZE,
         )  # fmt: skip
         order = {}
-        if deterministic:
+        if repeats:
             orders = block_sparsity.compute_dq_write_order_from_block_mask(lists)
             order = {"dq_write_order": orders[0], "dq_write_order_full": orders[1], "spt": False}
         options["block_sparse_tensors_bwd"] = block_sparsity.BlockSparseTensorsTorch(
@@ -248,7 +253,7 @@ CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
     PORTABLE: partial(ours, "triton"),
     "SDPA flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
     "SDPA cuDNN": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
-    "SDPA cuDNN, deterministic": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+    "SDPA flash, deterministic": partial(sdpa, SDPBackend.FLASH_ATTENTION),
     "SDPA math": partial(sdpa, SDPBackend.MATH),
     "FlexAttention": partial(flex, "AUTO"),
     "FlexAttention, FLASH": partial(flex, "FLASH"),
@@ -256,11 +261,14 @@ CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
     "flash-attn-4, deterministic": partial(flash_attn_4, True),
     "standard": partial(ours, "eager"),
 }
-REPEATABLE = ("SDPA cuDNN, deterministic", "flash-attn-4, deterministic")
-"""Peers that are asked for the same bits in every run, which costs them time."""
+REPEATABLE = ("SDPA flash, deterministic", "flash-attn-4, deterministic")
+"""Peers that are asked for the same bits in every run, which costs them time.
+
+PyTorch refuses to ask that of cuDNN's attention.
+"""
 
 SETTINGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "SDPA cuDNN, deterministic": deterministic_algorithms
+    "SDPA flash, deterministic": deterministic_algorithms
 }
 
 # Conversions for contenders that cannot take the tensors of the case; copying is not timed

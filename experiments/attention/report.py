@@ -48,7 +48,7 @@ def add_best_peer(rows: list[Row]) -> None:
 
 
 def _is_other(row: Row) -> bool:
-    return not row["name"].startswith("ours")
+    return not row["name"].startswith("ours") and not row["name"].endswith("deterministic")
 
 
 def add_best_repeatable(rows: list[Row]) -> None:

@@ -102,7 +102,7 @@ def opaque(x):
 
 @gluon.jit
 def zero_of(x):
-    """Zero, hidden from the compiler: what depends on it is not computed before the int32 x."""
+    """Zero, hidden from LLVM: what depends on it is not computed before the int32 x."""
     return _on_int32("and.b32 $0, $1, 0;", x, True)
 
 

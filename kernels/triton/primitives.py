@@ -167,7 +167,7 @@ def dropout_keep(head_key, start_m, m, start_n, n, threshold):
     """Mask of the probabilities that dropout keeps: a pure function of (seed, b, h, query, key).
 
     The function of `kernels.reference.standard.dropout_keep_mask`, for queries start_m + m and keys
-    start_n + n. m and n are ranges that broadcast; start_m and start_n are multiples of 16.
+    start_n + n. m and n broadcast; bit 3 of the starts is clear, and no sum carries into it.
 
     Elements whose query and key differ only in bit 3 share a hash up to its last multiplication. In
     the layout of the tensor cores from Ampere to Hopper, one thread holds all four elements of such

@@ -87,11 +87,13 @@ def printed_by():
     """Run a program that compiles kernels without a GPU, and return the JSON that it prints."""
 
     def run(*command):
+        # Keep what PYTHONPATH has: it may select another Triton.
+        path = os.pathsep.join(filter(None, [".", os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
             [sys.executable, *command],
             capture_output=True,
             text=True,
-            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": "."},
+            env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path},
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

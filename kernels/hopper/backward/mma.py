@@ -23,7 +23,7 @@ from ..pipeline import arrive, wait_empty, wait_full
 from ..scheduler import load_scalar
 from .tiles import GROUP_N, M, group_view, row_tile_at, skips_row_tile, split_of, work_of_head
 
-BEYOND = gl.constexpr(2**30)  # a key that does not exist, behind all that do
+BEYOND = gl.constexpr(2**30)  # a key that does not exist; sequences are far shorter
 
 
 @gluon.jit
@@ -56,7 +56,7 @@ def _masked_scores(s, start_m, view, call, plan: gl.constexpr):
     if plan.ragged or features.lengths:
         key = gl.where(key < n_keys_of(view.batch, call, features), key, BEYOND)
     # The last key that a query sees is at the query's own position under a causal mask, and
-    # `window_size - 1` keys behind it under a window alone.
+    # `window_size - 1` keys after it under a window alone.
     # Opaque, so that `first` is not that of ALiBi, which would keep registers for this branch.
     first, column = split_columns(opaque(start_m) + (call.seq_k - call.seq_q), M, S)
     ahead = key - first

@@ -64,7 +64,8 @@ def alibi_slope(head, call, plan: gl.constexpr):
 def with_alibi(s, offset, column, slope, plan: gl.constexpr):
     """Subtract slope * distance from products of q and k, with ALiBi.
 
-    The distance of a query and a key is |offset - column|, where `split_columns` gave `column`.
+    `split_columns` gave (first, column) of the positions along the columns of s. `offset` is the
+    position of a row minus `first`, so that the distance is |offset - column|.
     Positions are exact in fp32 up to 2^24 tokens.
     """
     if plan.features.alibi:

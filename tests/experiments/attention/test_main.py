@@ -55,7 +55,7 @@ def test_hopper_preset(made_up, tmp_path):
 
     table = report.repeatable_table({"rows": rows}).splitlines()
     assert len(table) == 2 + 12 + 4
-    assert "| SDPA cuDNN, deterministic |" in table[0] and "| SDPA cuDNN |" not in table[0]
+    assert "| SDPA flash, deterministic |" in table[0] and "| SDPA cuDNN |" not in table[0]
     assert table[2].endswith("| 3.00 | 2.00 |")
     assert "causal, butterfly" in table[14] and "refused" in table[14]
     backward = report.direction_table({"rows": rows}, direction="backward").splitlines()

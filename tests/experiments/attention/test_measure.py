@@ -184,15 +184,15 @@ def test_repeated_runs_are_compared_bit_by_bit(monkeypatch):
 
 def test_pytorch_is_deterministic_only_for_the_peers_that_ask_for_it(measured, monkeypatch):
     asked = {}
-    for name in ("SDPA cuDNN", "SDPA cuDNN, deterministic"):
+    for name in ("SDPA flash", "SDPA flash, deterministic"):
 
         def attend(q, k, v, name=name):
             asked[name] = torch.are_deterministic_algorithms_enabled()
             return CONTENDERS["SDPA math"](SMALL, CPU)(q, k, v)
 
         contender(monkeypatch, name, attend)
-    measured(["SDPA cuDNN, deterministic", "SDPA cuDNN"])
-    assert asked == {"SDPA cuDNN, deterministic": True, "SDPA cuDNN": False}
+    measured(["SDPA flash, deterministic", "SDPA flash"])
+    assert asked == {"SDPA flash, deterministic": True, "SDPA flash": False}
 
 
 def test_speeds_follow_the_flop_convention(measured):

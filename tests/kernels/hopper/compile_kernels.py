@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+import triton
 from triton import knobs
 
 from kernels.hopper.backward.launch import (
@@ -117,9 +118,8 @@ def backward_cases() -> Iterator[Case]:
         ]
         for features in [*VARIANTS, *masks]:
             plan = backward_plan(head_dim, 4096, features)
-            assert plan is not None or features.alibi
-            if plan is not None:
-                yield Case(plan)
+            assert plan is not None
+            yield Case(plan)
         yield Case(plan, side="split_reduce")  # for masks
     yield Case(plan, side="document_bounds")
 
@@ -194,6 +194,7 @@ def measure(case: Case) -> dict[str, object]:
         }
     return forward_fields | {
         "kernel": case.kernel,
+        "triton": triton.__version__,
         "two_groups": isinstance(plan, BackwardPlan) and plan.groups == 2,
         "block_d": plan.block_d,
         "features": [name for name, x in asdict(plan.features).items() if x != dense[name]],
