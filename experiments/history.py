@@ -6,13 +6,14 @@ version shows up as two rows that differ.
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from evaluation.results import Row
-from experiments.harness import Result
 
+Result = Mapping[str, Any]
 Number = Callable[[Result], float]
 
 KEYS = ("commit", "date", "device", "torch", "triton")
