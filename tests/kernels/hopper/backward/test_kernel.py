@@ -156,7 +156,7 @@ def test_other_kernels_may_hold_most_of_the_gpu(seq, head_dim, causal):
     expected = run()
     stop = torch.zeros(1, dtype=torch.int32, device="cuda")
     warm_up = torch.ones_like(stop)
-    _spin_kernel[(1,)](warm_up, num_warps=32)
+    _spin_kernel[(1,)](warm_up, num_warps=32, enable_fp_fusion=True)
     torch.cuda.synchronize()
     n_multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
     for n_held in (n_multiprocessors // 2, n_multiprocessors - 3):
@@ -164,7 +164,8 @@ def test_other_kernels_may_hold_most_of_the_gpu(seq, head_dim, causal):
         torch.cuda.synchronize()
         spinning, working, stopping = (torch.cuda.Stream() for _ in range(3))
         with torch.cuda.stream(spinning):
-            _spin_kernel[(n_held,)](stop, num_warps=32)  # leaves no room on its SM
+            # 32 warps leave no room on an SM
+            _spin_kernel[(n_held,)](stop, num_warps=32, enable_fp_fusion=True)
         try:
             with torch.cuda.stream(working):
                 results = [run() for _ in range(3)]
