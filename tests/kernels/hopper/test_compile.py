@@ -4,8 +4,8 @@ import pytest
 
 triton = pytest.importorskip("triton")
 PROGRAM = "tests/kernels/hopper/compile_kernels.py"
-# From Triton 3.8 on, ptxas spills more outside of loops.
-LATER = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
+# From Triton 3.7 on, a few more registers are spilled outside of loops.
+LATER = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
 
 
 def test_one_configuration_of_each_pass_compiles_as_intended(printed_by):
