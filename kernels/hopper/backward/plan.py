@@ -117,10 +117,10 @@ ONE_GROUP = {
     128: replace(WIDE, ds_stages=1, key_registers=0, max_registers=128, groups=1, programs=2),
 }
 
-# Up to Triton 3.8, whose ptxas is of CUDA 12, there are registers for the keys. The ptxas of 3.9
-# finds none, and would serialize wgmma (C7512). Without keys in registers, most calls with 64
-# columns are 4 to 12% slower.
-KEYS_FIT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 8)
+# Triton 3.6 finds registers for the keys. 3.9 does not, and would serialize wgmma (C7512). 3.7 and
+# 3.8 do, but were not measured. Without keys in registers, most calls with 64 columns are 4 to 12%
+# slower under Triton 3.6.
+KEYS_FIT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 6)
 
 
 @functools.cache  # it takes the CPU some microseconds
