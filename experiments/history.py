@@ -5,12 +5,14 @@ version shows up as two rows that differ.
 """
 
 import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from data.files import write_atomically
 from evaluation.results import Row
 
 Result = Mapping[str, Any]
@@ -101,9 +103,9 @@ def append(path: Path, result: Result) -> None:
         return
     environment = {key: result["environment"][key] for key in KEYS}
     file = path.with_name("history.csv")
-    new = not file.exists()
-    with file.open("a", newline="") as stream:
-        writer = csv.DictWriter(stream, COLUMNS, restval="", lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow({"result": path.stem, **environment, **numbers})
+    text = io.StringIO(file.read_text() if file.exists() else "")
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    if text.seek(0, io.SEEK_END) == 0:
+        writer.writeheader()
+    writer.writerow({"result": path.stem, **environment, **numbers})
+    write_atomically(file, text.getvalue().encode())
