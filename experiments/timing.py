@@ -22,8 +22,10 @@ GPU_HZ = 2e9  # at least the clock rate of any GPU; a slower one sleeps longer
 Call = Callable[[], object]
 
 
-def gpu_ms(run: Call) -> dict[str, float]:
+def gpu_ms(run: Call, timed_ms: float = TIMED_MS) -> dict[str, float]:
     """GPU time of a call in milliseconds: the median, and the 20% and 80% quantiles.
+
+    Calls shorter than LONG_MS are timed for `timed_ms` in total.
 
     CPU time, which dominates on short sequences, is excluded: the GPU sleeps while the CPU queues
     the call, as in training it would be busy with earlier kernels. The L2 cache is flushed before
@@ -53,7 +55,7 @@ def gpu_ms(run: Call) -> dict[str, float]:
 
     (first,) = times(1)
     short = first < LONG_MS
-    samples = times(min(math.ceil(TIMED_MS / first), MAX_RUNS)) if short else [first, *times(2)]
+    samples = times(min(math.ceil(timed_ms / first), MAX_RUNS)) if short else [first, *times(2)]
     ms, ms_20, ms_80 = torch.tensor(samples).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
     return {"ms": ms, "ms_20": ms_20, "ms_80": ms_80}
 

@@ -74,6 +74,7 @@ PEER_LENGTHS = (1024, 4096, 16_384)
 BUTTERFLY_LENGTHS = (8192, 16_384, 65_536)  # 65,536 tokens per batch
 LONGEST = 262_144
 REPEATS = 20  # runs that must give the same bits
+ROUNDS = 10  # of timings in turns
 
 PAPER_LENGTHS = [2**n for n in range(7, 17)]
 PAPER_VARIANTS: dict[str, dict[str, Any]] = {
@@ -94,10 +95,12 @@ def cases(tokens: int, lengths: Sequence[int]) -> Iterator[Case]:
         yield Case(tokens // seq_len, seq_len, 2048 // head_dim, head_dim, causal=causal)
 
 
-def measure_cases(*cases: Case, names: Sequence[str], runs: int = 0) -> Iterator[list[Row]]:
-    """Measure each case with these contenders; `runs` is that of `measure_case`."""
+def measure_cases(
+    *cases: Case, names: Sequence[str], runs: int = 0, rounds: int = 0
+) -> Iterator[list[Row]]:
+    """Measure each case with these contenders; `runs` and `rounds` are those of `measure_case`."""
     for case in cases:
-        yield measure_case(case, names, runs=runs)
+        yield measure_case(case, names, runs=runs, rounds=rounds)
 
 
 def peers(args: Namespace) -> Iterator[Stage]:
@@ -112,11 +115,11 @@ def hopper(args: Namespace) -> Iterator[Stage]:
     """Dense attention and butterflies: Papilio, the fastest peers, and those that repeat."""
     names = ["ours", PORTABLE, "SDPA cuDNN", "flash-attn-4", *REPEATABLE]
     for case in cases(16_384, PEER_LENGTHS):
-        yield partial(measure_cases, case, names=names, runs=REPEATS)
+        yield partial(measure_cases, case, names=names, runs=REPEATS, rounds=ROUNDS)
     names = ["ours", "FlexAttention", "flash-attn-4", "flash-attn-4, deterministic"]
     for case in cases(16_384, [16_384]):
         sparse = replace(case, sparsity=Sparsity("butterfly"))
-        yield partial(measure_cases, sparse, names=names, runs=REPEATS)
+        yield partial(measure_cases, sparse, names=names, runs=REPEATS, rounds=ROUNDS)
 
 
 def butterflies(args: Namespace) -> Iterator[Stage]:

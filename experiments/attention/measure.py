@@ -9,8 +9,19 @@ from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Tensors, make_tensors
 from experiments.attention.check import Answer, answer, checked_case, errors, verdict
 from experiments.attention.peers import CONTENDERS, SETTINGS, TENSORS, UnsupportedError
-from experiments.attention.report import heading, label
-from experiments.timing import LONG_MS, eager_ms, gpu_ms, peak_mib, reset_compiler_and_memory
+from experiments.attention.report import PASSES, heading, label
+from experiments.timing import (
+    LONG_MS,
+    Call,
+    eager_ms,
+    gpu_ms,
+    in_turns,
+    peak_mib,
+    reset_compiler_and_memory,
+)
+
+FLOPS = {"forward": 1.0, "backward": 2.5, "both": 3.5}  # over those of the forward pass
+ROUND_MS = 30.0  # time of a contender's calls in a round, of each pass
 
 
 def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, float]:
@@ -27,10 +38,55 @@ def speeds(attention: Attention, tensors: Tensors, case: Case) -> dict[str, floa
         result["both_eager_ms"] = eager_ms(both)
     out = attention(q, k, v)
     times["backward"] = gpu_ms(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True))
-    for part, flops in (("forward", 1.0), ("backward", 2.5), ("both", 3.5)):
+    for part in FLOPS:
         result |= {f"{part}_{key}": x for key, x in times[part].items()}
-        result[f"{part}_tflops"] = flops * case.forward_flops / times[part]["ms"] / 1e9
+        result[f"{part}_tflops"] = tflops(part, times[part]["ms"], case)
     return result
+
+
+def tflops(part: str, ms: float, case: Case) -> float:
+    """TFLOP/s of the forward or backward pass, or of both, that took `ms`."""
+    return FLOPS[part] * case.forward_flops / ms / 1e9
+
+
+def time_in_rounds(rows: Sequence[Row], case: Case, tensors: Tensors, rounds: int) -> None:
+    """Time the passes of all contenders with correct results again, in turns.
+
+    A card's clock drifts, by several percent from one contender to the next. The time of a pass
+    becomes the median of its rounds, and `PASS_round_ms` lists them.
+    """
+    calls: dict[str, Call] = {}
+    right = [row for row in rows if row["status"] == "ok"]
+    for name in (row["name"] for row in right):
+        attention = CONTENDERS[name](case, tensors.q.device)
+        own = TENSORS[name](tensors) if name in TENSORS else tensors
+        calls |= {f"{name} {part}": call for part, call in passes(name, attention, own).items()}
+    times = in_turns(calls, rounds, lambda call: gpu_ms(call, ROUND_MS)["ms"])
+    for row in right:
+        for part in PASSES:
+            ms = times[f"{row['name']} {part}"]
+            low, median, high = torch.tensor(ms).quantile(torch.tensor([0.2, 0.5, 0.8])).tolist()
+            row |= {f"{part}_round_ms": ms, f"{part}_ms": median}
+            row |= {f"{part}_ms_20": low, f"{part}_ms_80": high}
+            row[f"{part}_tflops"] = tflops(part, median, case)
+
+
+def passes(name: str, attention: Attention, tensors: Tensors) -> dict[str, Call]:
+    """The forward pass, and the backward pass on a saved forward pass, in a peer's settings."""
+    settings = SETTINGS.get(name, nullcontext)
+    q, k, v, dout = tensors
+
+    def forward() -> torch.Tensor:
+        with settings():
+            return attention(q, k, v)
+
+    out = forward()
+
+    def backward() -> tuple[torch.Tensor, ...]:
+        with settings():
+            return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+    return {"forward": forward, "backward": backward}
 
 
 def repeats(attention: Attention, tensors: Tensors, runs: int) -> bool:
@@ -89,11 +145,11 @@ def is_refusal(error: Exception) -> bool:
 
 
 def measure_case(
-    case: Case, names: Sequence[str], device: str = "cuda", runs: int = 0
+    case: Case, names: Sequence[str], device: str = "cuda", runs: int = 0, rounds: int = 0
 ) -> list[Row]:
     """Measure a row for each contender on the same values, and print each row.
 
-    `runs` is that of `measure`.
+    `runs` is that of `measure`. With `rounds`, the passes are timed by `time_in_rounds`.
     """
     tensors = make_tensors(case, device)
     answers: dict[Case, Answer] = {}
@@ -105,6 +161,10 @@ def measure_case(
             answers[checked] = answer(checked, tensors)
         rows.append(measure(name, case, tensors, answers[checked], runs))
         print(progress(rows[-1]), flush=True)
+    if rounds > 0:
+        reset_compiler_and_memory()
+        time_in_rounds(rows, case, tensors, rounds)
+        print(f"timed {rounds} rounds", flush=True)
     return rows
 
 

@@ -1,5 +1,6 @@
 """Rows of experiments.attention: comparisons, terminal output, tables of the docs, pictures."""
 
+import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -31,15 +32,24 @@ def _right(rows: list[Row]) -> list[Row]:
 
 
 def _add_to_ours(rows: list[Row], key: str, is_peer: Callable[[Row], bool]) -> None:
-    """Add to Papilio's rows the time of the fastest peer over ours, separately for each pass."""
+    """Add to Papilio's rows the time of the fastest peer over ours, separately for each pass.
+
+    If the passes were timed in ten rounds, the ratio is the median of theirs. Its interval, from
+    the second lowest to the second highest, then contains the true median with 98% probability.
+    """
     right = _right(rows)
     for row in (row for row in right if row["name"] == "ours"):
         problem = (*dense_problem(row), row["sparsity"])
         peers = [r for r in right if (*dense_problem(r), r["sparsity"]) == problem]
         peers = [peer for peer in peers if is_peer(peer)]
         for part in PASSES if peers else ():
-            best = min(peer[f"{part}_ms"] for peer in peers)
-            row[f"{part}_{key}"] = best / row[f"{part}_ms"]
+            best = min(peers, key=lambda peer: peer[f"{part}_ms"])
+            row[f"{part}_{key}"] = best[f"{part}_ms"] / row[f"{part}_ms"]
+            if f"{part}_round_ms" in row:
+                own, others = row[f"{part}_round_ms"], best[f"{part}_round_ms"]
+                ratios = sorted(other / ours for ours, other in zip(own, others, strict=True))
+                row[f"{part}_{key}"] = statistics.median(ratios)
+                row[f"{part}_{key}_interval"] = [ratios[1], ratios[-2]]
 
 
 def add_best_peer(rows: list[Row]) -> None:
@@ -172,7 +182,7 @@ def direction_table(result: Row, *, direction: str) -> str:
         line[display_name(row["name"])] = f"{row[f'{direction}_tflops']:.0f}"
     for row in rows:
         if row["name"] == "ours":
-            ratio = f"{row[f'{direction}_over_best_peer']:.3f}"
+            ratio = _ratio(row, f"{direction}_over_best_peer", ".3f")
             lines[dense_problem(row)]["Papilio / best other"] = ratio
     return table(lines.values())
 
@@ -193,10 +203,17 @@ def repeatable_table(result: Row) -> str:
     ratios = {"best that repeats": "best_repeatable", "best of all": "best_peer"}
     for row in (row for row in rows if row["name"] == "ours"):
         for title, key in ratios.items():
-            if (ratio := row.get(f"backward_over_{key}")) is not None:
+            if f"backward_over_{key}" in row:
                 line = lines[(*dense_problem(row), row["mask"])]
-                line[f"Papilio / {title}"] = f"{ratio:.2f}"
+                line[f"Papilio / {title}"] = _ratio(row, f"backward_over_{key}", ".2f")
     return table(lines.values(), "-")
+
+
+def _ratio(row: Row, key: str, spec: str) -> str:
+    """Format a ratio, with its interval if the row was timed in rounds."""
+    interval = row.get(f"{key}_interval", [])
+    ends = " to ".join(format(end, spec) for end in interval)
+    return format(row[key], spec) + f" ({ends})" * bool(interval)
 
 
 def butterfly_table(result: Row) -> str:

@@ -49,14 +49,17 @@ def test_hopper_preset(made_up, tmp_path):
     assert out.with_suffix(".png").stat().st_size > 1000
     rows = json.loads(out.read_text())["rows"]
     ours = next(row for row in rows if row["name"] == "ours")
-    # made-up times grow by position: ours, twice, then two peers, then two that repeat
-    assert ours["backward_over_best_peer"] == pytest.approx(4 / 2)
-    assert ours["backward_over_best_repeatable"] == pytest.approx(6 / 2)
+    # made-up times grow by position: ours, twice, then two peers, then two that repeat. Ours grow
+    # by 1% from round to round
+    assert ours["backward_over_best_peer"] == pytest.approx(4 / 2 / 1.045, rel=1e-3)
+    assert ours["backward_over_best_repeatable"] == pytest.approx(6 / 2 / 1.045, rel=1e-3)
+    interval = ours["backward_over_best_peer_interval"]
+    assert interval == pytest.approx([4 / 2 / 1.08, 4 / 2 / 1.01])
 
     table = report.repeatable_table({"rows": rows}).splitlines()
     assert len(table) == 2 + 12 + 4
     assert "| SDPA flash, deterministic |" in table[0] and "| SDPA cuDNN |" not in table[0]
-    assert table[2].endswith("| 3.00 | 2.00 |")
+    assert table[2].endswith("| 2.87 (2.78 to 2.97) | 1.91 (1.85 to 1.98) |")
     assert "causal, butterfly" in table[14] and "refused" in table[14]
     backward = report.direction_table({"rows": rows}, direction="backward").splitlines()
     assert len(backward) == 2 + 12 and "deterministic" not in backward[0]
@@ -108,7 +111,7 @@ def test_blocks_preset(made_up, tmp_path, capsys):
 @pytest.mark.parametrize("preset", ["peers", "butterfly", "paper", "sparsity"])
 @pytest.mark.parametrize("right", [0, 1])
 def test_rows_without_speed_end_as_a_sentence(preset, right, made_up, tmp_path, monkeypatch):
-    def broken_rows(case, names, runs=0):
+    def broken_rows(case, names, runs=0, rounds=0):
         """All but `right` contenders of a case are wrong."""
         rows = made_up_rows(case, names, runs)
         for row in rows[right:]:

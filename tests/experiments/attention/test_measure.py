@@ -1,6 +1,8 @@
+import itertools
 import math
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -31,7 +33,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(
         measure,
         "gpu_ms",
-        lambda run: run() is not None and {"ms": 2.0, "ms_20": 1.5, "ms_80": 3.0},
+        lambda run, timed_ms=0.0: run() is not None and {"ms": 2.0, "ms_20": 1.5, "ms_80": 3.0},
     )
     monkeypatch.setattr(measure, "eager_ms", lambda run: run() is not None and 5.0)
     monkeypatch.setattr(measure, "peak_mib", lambda run: run() is not None and 7.0)
@@ -87,6 +89,42 @@ def test_a_contender_that_cannot_run_says_why_and_the_others_continue(
     assert status["flash-attn-4"].startswith("not supported: cannot be imported (")
     assert status["SDPA math"] == "ok"
     assert "out of memory" in capsys.readouterr().out
+
+
+def test_rounds_time_each_contender_in_turn_and_keep_the_median(measured, monkeypatch):
+    """The clock grows from call to call, so times tell the order."""
+    asked = []
+    right = sdpa(SDPBackend.MATH, SMALL, CPU)
+
+    def attend(name, q, k, v):
+        asked.append(name)
+        return right(q, k, v)
+
+    for name in ("ours", "SDPA math"):
+        contender(monkeypatch, name, partial(attend, name))
+    clock = itertools.count(1)
+    times = {"ms_20": 0.0, "ms_80": 0.0}
+    monkeypatch.setattr(
+        measure,
+        "gpu_ms",
+        lambda run, timed_ms=0.0: run() is not None and {"ms": float(next(clock)), **times},
+    )
+    ours, peer = measure_case(SMALL, ["ours", "SDPA math"], device="cpu", rounds=3)
+    first = ours["forward_round_ms"][0]
+    order = ours["forward_round_ms"], ours["backward_round_ms"]
+    assert order == ([first, first + 4, first + 8], [first + 1, first + 5, first + 9])
+    assert peer["forward_round_ms"] == [first + 2, first + 6, first + 10]
+    assert asked[-6:] == ["ours", "SDPA math"] * 3
+    assert ours["forward_ms"] == first + 4
+    flops = SMALL.forward_flops
+    assert ours["backward_tflops"] == pytest.approx(2.5 * flops / (first + 5) / 1e9)
+
+
+def test_rounds_leave_out_wrong_results(measured, monkeypatch):
+    right = sdpa(SDPBackend.MATH, SMALL, CPU)
+    contender(monkeypatch, "ours", lambda q, k, v: right(q, k, v) * 1.05)
+    rows = measure_case(SMALL, ["ours", "SDPA math"], device="cpu", rounds=2)
+    assert ["forward_round_ms" in row for row in rows] == [False, True]
 
 
 @pytest.mark.parametrize("causal", [False, True])
