@@ -42,13 +42,14 @@ def headline(**results: Result) -> str:
     speedup = ours["tokens_per_s"] / peer["tokens_per_s"]
     memory = ours["peak_gib"] / peer["peak_gib"]
     attention, best = _dense(results)
+    card = _card(results["attention_hopper"])
     one, two = (row["context_length"] / 1e6 for row in results["scale_longest"]["rows"])
     return "\n".join(
         (
             f"- **Fast.** GPT-2 small trains {speedup:.2f}x as fast as nanoGPT on cuDNN attention, "
             f"in {memory:.0%} of the memory (both without biases, 1,024 tokens, one H100).",
             "- **Repeatable at full speed, dense and block-sparse.** Attention gives the same bits "
-            f"in every run, at {attention} forward / backward; {best} without that (one H100, "
+            f"in every run, at {attention} forward / backward; {best} without that (one {card}, "
             f"causal, {LENGTH:,} tokens, head_dim {HEAD_DIM}).",
             f"- **Long.** A training step of GPT-2 small on a context of {one:.1f}M tokens fits "
             f"one H200, and of {two:.1f}M tokens two. A killed run resumes where it was.\n",
@@ -194,9 +195,14 @@ def attention_limit(result: Result) -> str:
         counts.append(f"{len(slower)} of {len(ratios)} {direction}")
         gains.append(f"{max(slower, default=1) - 1:.0%}")
     return (
-        f"- A peer is faster in {' and '.join(counts)} passes on an H100, by up to "
+        f"- A peer is faster in {' and '.join(counts)} passes on an {_card(result)}, by up to "
         f"{' and '.join(gains)}.\n"
     )
+
+
+def _card(result: Result) -> str:
+    """Short name of the GPU of a result, as "H100" of "NVIDIA H100 80GB HBM3"."""
+    return result["environment"]["device"].removeprefix("NVIDIA ").split()[0]
 
 
 def _training_step(results: Results) -> tuple[str, str]:

@@ -65,7 +65,8 @@ def test_passes_with_a_faster_peer_are_counted():
         *rows(4096, (4.2, 6.0), good=(5.0, 5.0), other=(4.0, 7.0)),
         failed,
     ]
-    assert headline.attention_limit({"rows": found}) == (
+    card = {"device": "NVIDIA H100 80GB HBM3"}
+    assert headline.attention_limit({"rows": found, "environment": card}) == (
         "- A peer is faster in 1 of 2 forward and 2 of 2 backward passes on an H100, "
         "by up to 5% and 20%.\n"
     )
