@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from evaluation.results import Row, read_result
 from evaluation.style import save
 from experiments import fits, headline, provenance, same_losses
-from experiments.attention import features, hbm_bytes, host
+from experiments.attention import features, hbm_bytes, host, pictures
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.lra import tables as lra
@@ -128,13 +128,11 @@ def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
 PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
     RESULTS / "passkey.png": _of(passkey.draw_runs, "passkey"),
-    RESULTS / "attention_peers.png": _rows_of(attention.draw_peers, "attention_peers"),
-    RESULTS / "attention_hopper.png": _rows_of(attention.draw_fastest, "attention_hopper"),
-    RESULTS / "attention_butterfly.png": _rows_of(
-        attention.draw_butterflies, "attention_butterfly"
-    ),
-    RESULTS / "attention_paper.png": _rows_of(attention.draw_paper, "attention_paper"),
-    RESULTS / "attention_sparsity.png": _rows_of(attention.draw_sparsity, "attention_sparsity"),
+    RESULTS / "attention_peers.png": _rows_of(pictures.draw_peers, "attention_peers"),
+    RESULTS / "attention_hopper.png": _rows_of(pictures.draw_fastest, "attention_hopper"),
+    RESULTS / "attention_butterfly.png": _rows_of(pictures.draw_butterflies, "attention_butterfly"),
+    RESULTS / "attention_paper.png": _rows_of(pictures.draw_paper, "attention_paper"),
+    RESULTS / "attention_sparsity.png": _rows_of(pictures.draw_sparsity, "attention_sparsity"),
     RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
     RESULTS / "train_speed.png": _of(train_steps.draw_speed, "train_speed"),
     **{

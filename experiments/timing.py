@@ -56,8 +56,13 @@ def gpu_ms(run: Call, timed_ms: float = TIMED_MS) -> dict[str, float]:
     (first,) = times(1)
     short = first < LONG_MS
     samples = times(min(math.ceil(timed_ms / first), MAX_RUNS)) if short else [first, *times(2)]
-    ms, ms_20, ms_80 = torch.tensor(samples).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
-    return {"ms": ms, "ms_20": ms_20, "ms_80": ms_80}
+    return quantiles(samples)
+
+
+def quantiles(ms: Sequence[float]) -> dict[str, float]:
+    """Median of times in milliseconds, `ms`, and their 20% and 80% quantiles."""
+    values = torch.tensor(ms).quantile(torch.tensor([0.5, 0.2, 0.8])).tolist()
+    return dict(zip(("ms", "ms_20", "ms_80"), values, strict=True))
 
 
 def eager_ms(run: Call) -> float:

@@ -55,7 +55,7 @@ import torch
 from matplotlib.figure import Figure
 
 from evaluation.results import Row
-from experiments.attention import hbm_bytes, report
+from experiments.attention import hbm_bytes, pictures, report
 from experiments.attention.cases import Case, Sparsity
 from experiments.attention.measure import measure_case
 from experiments.attention.peers import (
@@ -213,14 +213,16 @@ class Preset(NamedTuple):
 
 
 PRESETS = {
-    "peers": Preset(peers, report.add_best_peer, report.peers_text, report.draw_peers),
-    "hopper": Preset(hopper, report.add_best_repeatable, report.hopper_text, report.draw_fastest),
+    "peers": Preset(peers, report.add_best_peer, report.peers_text, pictures.draw_peers),
+    "hopper": Preset(hopper, report.add_best_repeatable, report.hopper_text, pictures.draw_fastest),
     "butterfly": Preset(
-        butterflies, report.relate_butterflies, report.butterfly_text, report.draw_butterflies
+        butterflies, report.relate_butterflies, report.butterfly_text, pictures.draw_butterflies
     ),
     "blocks": Preset(blocks, report.add_portable, report.blocks_text),
-    "paper": Preset(paper, add_speedup, report.paper_text, report.draw_paper),
-    "sparsity": Preset(sparsity, report.add_proportion, report.sparsity_text, report.draw_sparsity),
+    "paper": Preset(paper, add_speedup, report.paper_text, pictures.draw_paper),
+    "sparsity": Preset(
+        sparsity, report.add_proportion, report.sparsity_text, pictures.draw_sparsity
+    ),
     "io": Preset(lambda args: [measure_io], lambda rows: None, hbm_bytes.text, hbm_bytes.draw),
 }
 

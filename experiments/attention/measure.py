@@ -17,6 +17,7 @@ from experiments.timing import (
     gpu_ms,
     in_turns,
     peak_mib,
+    quantiles,
     reset_compiler_and_memory,
 )
 
@@ -64,11 +65,9 @@ def time_in_rounds(rows: Sequence[Row], case: Case, tensors: Tensors, rounds: in
     times = in_turns(calls, rounds, lambda call: gpu_ms(call, ROUND_MS)["ms"])
     for row in right:
         for part in PASSES:
-            ms = times[f"{row['name']} {part}"]
-            low, median, high = torch.tensor(ms).quantile(torch.tensor([0.2, 0.5, 0.8])).tolist()
-            row |= {f"{part}_round_ms": ms, f"{part}_ms": median}
-            row |= {f"{part}_ms_20": low, f"{part}_ms_80": high}
-            row[f"{part}_tflops"] = tflops(part, median, case)
+            row[f"{part}_round_ms"] = ms = times[f"{row['name']} {part}"]
+            row |= {f"{part}_{key}": x for key, x in quantiles(ms).items()}
+            row[f"{part}_tflops"] = tflops(part, row[f"{part}_ms"], case)
 
 
 def passes(name: str, attention: Attention, tensors: Tensors) -> dict[str, Call]:

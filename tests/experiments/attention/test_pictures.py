@@ -3,7 +3,7 @@
 import numpy as np
 
 from experiments.attention.cases import Case
-from experiments.attention.report import draw_paper, draw_peers
+from experiments.attention.pictures import draw_paper, draw_peers
 from experiments.style import OURS
 from tests.experiments.attention.conftest import made_up_rows
 
