@@ -118,8 +118,8 @@ ONE_GROUP = {
 }
 
 # Triton 3.6 finds registers for the keys: most calls with 64 columns are 4 to 12% faster. 3.7.1
-# does without options, for 0 to 4%, and spills in each step with dropout. 3.8 was only compiled.
-# 3.9 does not, and would serialize wgmma (C7512): 8 to 19% longer.
+# spills a few in each step and is 0 to 4% faster, but with dropout it spills many. 3.8 was only
+# compiled. 3.9 does not find them, and would serialize wgmma (C7512): 8 to 19% longer.
 KEYS_FIT = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 6)
 
 
