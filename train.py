@@ -281,11 +281,10 @@ class Trainer:
         self.task.check_data(wait=True)
         self.saver.check()
         self.log.sync()  # a checkpoint relies on the records before it
-        samples = self.task.samples(self.step)
         progress = Progress(
             step=self.step,
-            samples=samples,
-            tokens=samples * self.config.model.context_length,
+            samples=self.task.samples(self.step),
+            tokens=self.task.tokens(self.step),
             gpu_hours=self.watch.gpu_hours,
             val_loss=val_loss,
         )

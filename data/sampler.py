@@ -13,6 +13,7 @@ from data.randomness import key_stream, mix
 
 _ROUNDS = 8
 _MIN_HALF_BITS = 3
+ROUND = 1 << 18  # numbers that a ShuffledRange shuffles at a time
 
 
 class Permutation:
@@ -108,6 +109,29 @@ class WindowSampler:
     def epoch_offset(self, epoch: int) -> int:
         """Stream position of the epoch's first window, in [0, context_length)."""
         return int(key_stream((self.seed, epoch, 1), 1)[0]) % self._n_offsets
+
+
+@dataclass(frozen=True)
+class ShuffledRange:
+    """Random order of the numbers in [first, last), in rounds of at most `ROUND` numbers.
+
+    A stage of a run visits the short windows of a range of long windows in such an order: adjacent
+    windows are then steps apart, but the next stage still finds only text that is new in the epoch.
+    """
+
+    first: int
+    last: int
+    seed: int
+
+    def __call__(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Map int64 indices in [0, last - first) to numbers in [first, last)."""
+        rounds, offsets = np.divmod(index, ROUND)
+        numbers = np.empty_like(index)
+        for number in np.unique(rounds).tolist():
+            mask, begin = rounds == number, self.first + number * ROUND
+            size = min(ROUND, self.last - begin)
+            numbers[mask] = begin + Permutation(size, (self.seed, begin, 3))(offsets[mask])
+        return numbers
 
 
 def first_sample(

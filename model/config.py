@@ -1,14 +1,13 @@
 """Model configuration: sizes, layers and attention. Importing it does not load PyTorch."""
 
 import math
-from dataclasses import dataclass, field
-from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Literal
 
-from kernels.limits import BLOCK_SIZES, MAX_HEAD_DIM, MAX_VOCAB_SIZE
-
-if TYPE_CHECKING:
-    from kernels.mask.block_mask import BlockSparseMask
+from kernels.limits import MAX_HEAD_DIM, MAX_VOCAB_SIZE
+from model.checks import check_choices, check_positive
+from model.mask_config import MaskConfig
 
 Attention = Literal["auto", "hopper", "triton", "sdpa", "reference", "eager"]
 
@@ -26,98 +25,6 @@ GPT2_SIZES: dict[str, dict[str, Any]] = {
 # Far above any model that is trained, but low enough to catch a typo before memory is allocated.
 MAX_WIDTH = 2**20
 MAX_CONTEXT = 2**30  # positions are int32 in the kernels
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaskConfig:
-    """Dense attention, or a block-sparse pattern of keys.
-
-    The butterfly is that of block-sparse FlashAttention (arXiv 2205.14135, section 3.3).
-    `kernels.mask.patterns` defines the others. Every pattern also includes the window and the
-    global blocks. A causal butterfly needs the window: without it, no path through the layers
-    connects some pairs of blocks (block 2 attends neither to 1 nor to a block that does). A window
-    of two connects them.
-
-    Raises:
-        ValueError: a field is invalid.
-    """
-
-    pattern: Literal["dense", "butterfly", "strided", "random", "window", "global"] = "dense"
-    """Keys that attention visits. dense: all, or if causal all up to the query. The others are
-    block-sparse, so they visit far fewer keys of long sequences. With each, block i of queries
-    attends to the window and the global blocks. butterfly adds blocks whose number differs from i
-    in one bit, strided adds every stride_blocks-th, and random adds random_blocks of all. window
-    and global add none."""
-    block_size: int = 128
-    """Not dense: tokens in a block, 16, 32, 64, 128 or 256."""
-    window_blocks: int = 2
-    """Not dense: block i also attends to the window_blocks - 1 blocks before it; 1 adds none."""
-    global_blocks: int = 1
-    """Not dense: the first N blocks attend to all blocks, and all blocks to them; 0 for none."""
-    stride_blocks: int = 8
-    """Strided only: block i attends to i - stride_blocks, i - 2 * stride_blocks and so on."""
-    random_blocks: int = 3
-    """Random only: blocks drawn for each block of queries. If attention is causal, later ones stay
-    hidden."""
-    random_seed: int = 0
-    """Random only: seed of the drawn blocks, at least 0."""
-
-    def __post_init__(self) -> None:
-        check_choices(self, "model.mask")
-        if self.block_size not in BLOCK_SIZES:
-            raise ValueError(
-                f"model.mask.block_size={self.block_size} must be one of "
-                f"{', '.join(map(str, BLOCK_SIZES))}."
-            )
-        check_positive(self, "model.mask", "window_blocks", "stride_blocks", most=2**63 - 1)
-        for name in ("global_blocks", "random_blocks", "random_seed"):
-            if not 0 <= getattr(self, name) < 2**63:
-                raise ValueError(f"model.mask.{name}={getattr(self, name)} must be at least 0.")
-
-    def build(
-        self, seq_len: int, *, within: int = 0, last_query_only: bool = False
-    ) -> "BlockSparseMask | None":
-        """Build the mask for seq_len queries and keys; None if dense.
-
-        Equal arguments return the same object.
-
-        Args:
-            seq_len: number of queries and of keys.
-            within: context length of the model. The mask is cut from the one for this many tokens,
-                because the random pattern depends on the number of blocks.
-            last_query_only: mask of the last query only, for generation.
-        """
-        if self.pattern == "dense":
-            return None
-        n_blocks, n_drawn = (-(-n // self.block_size) for n in (seq_len, max(seq_len, within)))
-        return _mask(self, n_blocks, n_drawn, last_query_only)
-
-    def density(self, seq_len: int, *, causal: bool) -> float:
-        """Return the fraction of dense attention's (query, key) pairs that the mask keeps."""
-        mask = self.build(seq_len)
-        return 1.0 if mask is None else mask.density(seq_len, seq_len, causal=causal)
-
-
-@cache
-def _mask(
-    config: MaskConfig, n_blocks: int, n_drawn: int, last_query_only: bool
-) -> "BlockSparseMask":
-    # Imported here, because configurations are checked before PyTorch is loaded.
-    from kernels.mask import patterns
-    from kernels.mask.block_mask import BlockSparseMask
-
-    n = n_drawn
-    layout = patterns.sliding_window(n, config.window_blocks)
-    layout |= patterns.global_blocks(n, min(config.global_blocks, n))
-    if config.pattern == "butterfly":
-        layout |= patterns.butterfly(n)
-    elif config.pattern == "strided":
-        layout |= patterns.strided(n, config.stride_blocks)
-    elif config.pattern == "random":
-        drawn = min(1 + config.random_blocks, n)
-        layout |= patterns.random(n, drawn, seed=config.random_seed)
-    layout = layout[:n_blocks, :n_blocks]
-    return BlockSparseMask(layout[-1:] if last_query_only else layout, config.block_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +210,11 @@ class ModelConfig(BlockConfig):
     of the same size."""
     context_length: int = 1024
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
+    context_schedule: list[list[int | float]] = field(default_factory=list, hash=False)
+    """Contexts of a run and their shares of its tokens, shortest first: [[1024, 0.75], [4096,
+    0.25]] trains with sequences of 1,024 tokens for three quarters of the tokens, then with 4,096.
+    A step has the same number of tokens throughout. The last context is context_length, and every
+    validation uses it. []: context_length throughout."""
     positions: Literal["learned", "rotary"] = "learned"
     """Position embedding. learned: a vector for each position, as in GPT-2. rotary: queries and
     keys are rotated by their position (RoPE)."""
@@ -322,6 +234,8 @@ class ModelConfig(BlockConfig):
         check_positive(self, "model", "vocab_size", most=MAX_VOCAB_SIZE)
         check_positive(self, "model", "vocab_multiple", most=65_536)
         check_positive(self, "model", "context_length", most=MAX_CONTEXT)
+        if self.context_schedule:
+            self._check_context_schedule()
         if self.positions == "rotary":
             self._check_rotary()
         else:
@@ -331,6 +245,49 @@ class ModelConfig(BlockConfig):
                         f"model.{name}={getattr(self, name)} has no effect with model.positions="
                         f"{self.positions}: leave it out, or set model.positions=rotary."
                     )
+
+    def _check_context_schedule(self) -> None:
+        text = f"model.context_schedule={self.context_schedule}"
+        example = "for example [[1024, 0.75], [4096, 0.25]]"
+        if any(len(stage) != 2 for stage in self.context_schedule):
+            raise ValueError(f"{text} must be pairs of a context and its share, {example}.")
+        contexts = [context for context, _ in self.context_schedule]
+        shares = [share for _, share in self.context_schedule]
+        if not all(type(context) is int and context > 0 for context in contexts):
+            raise ValueError(f"{text} must start each pair with a number of tokens, {example}.")
+        if any(short >= long for short, long in pairwise(contexts)):
+            raise ValueError(f"{text} must have contexts that grow, {example}.")
+        if contexts[-1] != self.context_length:
+            raise ValueError(
+                f"{text} must end with model.context_length={self.context_length}. Try "
+                f"model.context_length={contexts[-1]}."
+            )
+        if any(self.context_length % context for context in contexts):
+            raise ValueError(
+                f"{text} must have contexts that divide the last one, {self.context_length}: "
+                f"{example}."
+            )
+        in_range = all(0 < share <= 1 for share in shares)
+        if not in_range or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+            raise ValueError(
+                f"{text} has shares {', '.join(map(str, shares))}: each must be above 0, and their "
+                f"sum must be 1, {example}."
+            )
+        if self.positions != "rotary" and len(contexts) > 1:
+            raise ValueError(
+                f"{text} needs model.positions=rotary: learned positions after the first "
+                f"{contexts[0]} would stay untrained until the context grows."
+            )
+
+    def at_context(self, context_length: int) -> "ModelConfig":
+        """Return this configuration at one context, without a schedule: what a stage computes."""
+        return replace(self, context_length=context_length, context_schedule=[])
+
+    @property
+    def contexts(self) -> list[int]:
+        """Context lengths of training, in order; the last one is context_length."""
+        schedule = self.context_schedule or [[self.context_length, 1.0]]
+        return [int(context) for context, _ in schedule]
 
     def _check_rotary(self) -> None:
         if self.head_dim % 2:
@@ -358,21 +315,3 @@ class ModelConfig(BlockConfig):
     def token_rows(self) -> int:
         """Rows of the token embedding and, if it is not tied to it, of the head."""
         return self.padded_vocab_size * (1 if self.tie_embeddings else 2)
-
-
-def check_positive(config: Any, prefix: str, *names: str, most: int = 10**12) -> None:
-    """Refuse fields of `config` that are below 1 or above `most`."""
-    for name in names:
-        value = getattr(config, name)
-        if value < 1:
-            raise ValueError(f"{prefix}.{name}={value} must be at least 1.")
-        if value > most:
-            raise ValueError(f"{prefix}.{name}={value} must be at most {most:,}.")
-
-
-def check_choices(config: Any, prefix: str) -> None:
-    """Refuse Literal fields of `config` whose value is not one of the choices."""
-    for name, kind in get_type_hints(type(config)).items():
-        choices, value = get_args(kind), getattr(config, name)
-        if get_origin(kind) is Literal and value not in choices:
-            raise ValueError(f"{prefix}.{name}={value!r} must be one of {', '.join(choices)}.")

@@ -54,7 +54,7 @@ class GPT(nn.Module):
             self.out_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.context = ContextGroup()
         self._masks: dict[int, BlockSparseMask | None] = {}
-        self.prepare_mask(config.context_length)
+        self._prepare_masks()
         self.init_weights()
 
     @classmethod
@@ -68,7 +68,7 @@ class GPT(nn.Module):
         if config.positions != "learned":
             positions = torch.arange(config.context_length)
             model.rotary_cos, model.rotary_sin = model._rotary_tables(positions)
-        model.prepare_mask(config.context_length)
+        model._prepare_masks()
         return model
 
     @torch.no_grad()
@@ -282,11 +282,15 @@ class GPT(nn.Module):
     def prepare_mask(self, seq_len: int) -> None:
         """Build the block mask for sequences of `seq_len` tokens, which compiled code cannot do.
 
-        The mask for the context length exists from the start. Call this for any other length before
-        compiled code runs with it.
+        The masks for the contexts of training exist from the start. Call this for any other length
+        before compiled code runs with it.
         """
         within = self.config.context_length
         self._masks[seq_len] = self.config.mask.build(seq_len, within=within)
+
+    def _prepare_masks(self) -> None:
+        for context_length in self.config.contexts:
+            self.prepare_mask(context_length)
 
     @property
     def head_weight(self) -> Tensor:

@@ -15,12 +15,12 @@ from model.flops import (
     classifier_train_flops,
     count_params,
     hours_at,
-    train_flops_per_token,
 )
 from model.hf.config import layout_for, unsupported_reason
 from training.classification.config import ClassifyConfig
 from training.config import counted
 from training.language.config import TrainConfig
+from training.language.stages import flops_per_token
 from training.tasks import RunConfiguration, read_run
 
 FLAG, PRINT_CONFIG = "--dry-run", "--print-config"
@@ -72,11 +72,11 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
     n_params = count_params(model)
     positions = model.context_length * model.n_embd if model.positions == "learned" else 0
     untied = 0 if model.tie_embeddings else model.vocab_size * model.n_embd
-    causal, full = (train_flops_per_token(model, causal=half) for half in (True, False))
+    causal, full = (flops_per_token(model, config.stages, causal=half) for half in (True, False))
     n_tokens = optim.max_steps * optim.batch_tokens
     return [
         f"{n_params + positions + untied:,} parameters, {positions:,} of them learned positions",
-        config.batch_text(n_gpus),
+        *config.batch_lines(n_gpus),
         f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} per parameter",
         f"{causal:.3g} FLOPs a token, {full:.3g} if all of attention counts; "
         f"{causal * n_tokens:.3g} the whole run",

@@ -53,6 +53,10 @@ class Task(Protocol):
         """Number of tokens or examples of all steps before `step`, over all processes."""
         ...
 
+    def tokens(self, step: int) -> int:
+        """Number of tokens of all steps before `step`, over all processes, padding included."""
+        ...
+
     def stage(self, step: int) -> int:
         """Stage of the curriculum at `step`: each has its own loss and batch shapes."""
         ...

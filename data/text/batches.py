@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from data.sampler import WindowSampler
+from data.sampler import ShuffledRange, WindowSampler
 from data.text.shards import TokenStream
 
 IGNORE = -100  # target of a padded position, the default `ignore_index` of `cross_entropy`
@@ -55,6 +55,27 @@ class TrainBatches:
         windows = torch.from_numpy(np.stack(rows))
         doc_start = doc_starts(self.stream, starts, length) if self.document_mask else None
         return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), doc_start)
+
+
+class Samples(Protocol):
+    """Training samples in random access: of one corpus or of a mixture."""
+
+    def samples(self, numbers: np.ndarray) -> Batch:
+        """Read samples by number, int64 (B,), as contiguous tensors."""
+        ...
+
+
+@dataclass(eq=False)
+class ShuffledBatches:
+    """Training batches of a range of samples in a random order."""
+
+    source: Samples
+    order: ShuffledRange
+
+    def batch(self, first_sample: int, batch_size: int) -> Batch:
+        """Read samples [first_sample, first_sample + batch_size) of the range in its order."""
+        numbers = np.arange(first_sample, first_sample + batch_size)
+        return self.source.samples(self.order(numbers))
 
 
 @dataclass(eq=False)

@@ -80,19 +80,23 @@ class MixedBatches:
 
     def batch(self, first_sample: int, batch_size: int) -> Batch:
         """Read samples [first_sample, first_sample + batch_size) as contiguous tensors."""
+        return self.samples(np.arange(first_sample, first_sample + batch_size))
+
+    def samples(self, numbers: npt.NDArray[np.int64]) -> Batch:
+        """Read samples by number, int64 (B,), as contiguous tensors."""
         consecutive = self.corpora[0].consecutive_windows
-        groups, parts = np.divmod(np.arange(first_sample, first_sample + batch_size), consecutive)
+        groups, parts = np.divmod(numbers, consecutive)
         corpus, group = self.mixture.assign(groups)
-        numbers = group * consecutive + parts
+        own = group * consecutive + parts
         batches = {
-            index: (corpus == index, self.corpora[index].samples(numbers[corpus == index]))
+            index: (corpus == index, self.corpora[index].samples(own[corpus == index]))
             for index in np.unique(corpus).tolist()
         }
 
         def merge(name: str) -> torch.Tensor:
             parts = {index: getattr(batch, name) for index, (_, batch) in batches.items()}
             first = next(iter(parts.values()))
-            out = first.new_empty(batch_size, *first.shape[1:])
+            out = first.new_empty(len(numbers), *first.shape[1:])
             for index, (rows, _) in batches.items():
                 out[torch.from_numpy(rows)] = parts[index]
             return out

@@ -6,7 +6,8 @@ from itertools import count, product, takewhile
 from typing import Any
 
 from data.text.config import DataConfig
-from model.config import GPT2_SIZES, MaskConfig, ModelConfig
+from model.config import GPT2_SIZES, ModelConfig
+from model.mask_config import MaskConfig
 from training.config import ParallelConfig, RunConfig
 from training.dry_run import GIB, estimate
 from training.language.config import OptimConfig, TrainConfig

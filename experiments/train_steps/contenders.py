@@ -15,8 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from data.text.config import DataConfig
 from evaluation.results import Row
 from experiments.harness import load_module
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.gpt import GPT
+from model.mask_config import MaskConfig
 from training.config import RunConfig
 from training.distributed import Processes
 from training.finite_steps import FiniteSteps

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.sampler import Permutation, WindowSampler, first_sample
+from data.sampler import Permutation, ShuffledRange, WindowSampler, first_sample
 
 keys = st.lists(st.integers(0, 2**64), min_size=1, max_size=3)
 
@@ -127,3 +127,21 @@ def test_first_sample_refuses_a_rank_outside_the_world():
         first_sample(
             step=0, micro_step=0, rank=2, grad_accum_steps=1, world_size=2, micro_batch_size=1
         )
+
+
+@settings(deadline=None)
+@given(first=st.integers(0, 2**40), size=st.integers(1, 3000), seed=st.integers(0, 2**32))
+def test_shuffled_range_has_each_number_once(first, size, seed):
+    order = ShuffledRange(first, first + size, seed)(np.arange(size))
+    assert sorted(order.tolist()) == list(range(first, first + size))
+
+
+def test_shuffled_range_goes_round_by_round(monkeypatch):
+    monkeypatch.setattr("data.sampler.ROUND", 64)
+    order = ShuffledRange(1000, 1150, seed=3)(np.arange(150))
+    for begin, end in ((0, 64), (64, 128), (128, 150)):
+        assert sorted(order[begin:end].tolist()) == list(range(1000 + begin, 1000 + end))
+        assert order[begin:end].tolist() != sorted(order[begin:end].tolist())
+    shuffled = ShuffledRange(1000, 1150, seed=3)(np.arange(149, -1, -1))
+    assert shuffled.tolist() == order.tolist()[::-1]  # any access order
+    assert ShuffledRange(1000, 1150, seed=4)(np.arange(150)).tolist() != order.tolist()

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from configs.reader import to_yaml
 from evaluation.runs import check_same_settings, describe, labels, mask_of, open_run
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
+from model.mask_config import MaskConfig
 from training.checkpoint.files import SUMS, write_sums
 from training.config import RUN_CONFIG
 from training.environment import ENVIRONMENTS, record_start

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from model.cache import KVCache
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.gpt import GPT
+from model.mask_config import MaskConfig
 
 VOCAB, CONTEXT, N_LAYER = 61, 16, 2
 B, H, D = 3, 2, 4

@@ -7,7 +7,7 @@ import torch
 
 from model.classifier import Classifier, TokenEmbedding
 from model.classifier_config import ClassifierConfig
-from model.config import MaskConfig
+from model.mask_config import MaskConfig
 
 B, W = 4, 8
 T = W * W

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.generate import generate, probabilities, stream, window_start
 from model.gpt import GPT
+from model.mask_config import MaskConfig
 
 VOCAB, CONTEXT = 61, 16
 

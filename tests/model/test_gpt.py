@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.gpt import GPT
+from model.mask_config import MaskConfig
 
 TINY: dict[str, Any] = {
     "vocab_size": 61,

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.gpt import GPT
 from model.hf.config import config_from_hf, config_to_hf
 from model.hf.weights import state_from_hf, state_to_hf
+from model.mask_config import MaskConfig
 
 VOCAB = 61  # odd: the table is padded to 64
 CONFIG = ModelConfig(

@@ -9,11 +9,12 @@ pytest.importorskip("transformers")
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from configs.reader import read_config
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.generate import generate
 from model.gpt import GPT
 from model.hf.config import config_from_hf, config_to_hf, layout_for
 from model.hf.weights import state_from_hf, state_to_hf
+from model.mask_config import MaskConfig
 from tests.model.test_hf import assert_same, random_state
 from training.language.config import TrainConfig
 

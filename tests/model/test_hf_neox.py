@@ -8,10 +8,11 @@ import torch
 pytest.importorskip("transformers")
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.gpt import GPT
 from model.hf.config import config_from_hf, config_to_hf
 from model.hf.weights import state_from_hf, state_to_hf
+from model.mask_config import MaskConfig
 from tests.model.test_hf import assert_same, random_state
 
 CONFIG = ModelConfig(

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.flops import forward_flops_per_token
+from model.mask_config import MaskConfig
 
 
 def test_dense_needs_no_mask() -> None:

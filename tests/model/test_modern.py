@@ -7,10 +7,11 @@ import torch
 from torch.nn import functional as F
 
 from kernels.reference.standard import standard_attention
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.flops import attention_share, count_params
 from model.generate import generate
 from model.gpt import GPT
+from model.mask_config import MaskConfig
 
 BASE = ModelConfig(
     vocab_size=61, context_length=64, n_layer=4, n_head=4, n_embd=32, positions="rotary"

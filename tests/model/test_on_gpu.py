@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from model.cache import KVCache
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.gpt import GPT
+from model.mask_config import MaskConfig
 from model.positions import gather_rows
 
 pytestmark = pytest.mark.gpu

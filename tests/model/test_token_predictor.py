@@ -7,7 +7,7 @@ import torch
 
 from model.classifier import Classifier
 from model.classifier_config import ClassifierConfig
-from model.config import MaskConfig
+from model.mask_config import MaskConfig
 from model.token_predictor import TokenPredictor
 
 B, W, V = 4, 8, 50

@@ -7,8 +7,8 @@ from typing import Literal
 from data.lra.config import ExamplesConfig
 from data.lra.request import command_for
 from data.lra.store import MANIFEST, Manifest
+from model.checks import check_positive
 from model.classifier_config import ClassifierConfig
-from model.config import check_positive
 from training.config import AdamWConfig, RunConfig
 
 Objective = Literal["labels", "masked", "causal"]

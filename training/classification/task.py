@@ -105,6 +105,9 @@ class ClassificationTask:
     def count(self, step: int) -> int:
         return self.samples(step)
 
+    def tokens(self, step: int) -> int:
+        return self.samples(step) * self._config.model.context_length
+
     def stage(self, step: int) -> int:
         return self._curriculum.number(step)
 

@@ -8,9 +8,11 @@ from typing import Any, Literal
 from configs.reader import read_config
 from data.text.config import DataConfig
 from data.text.shards import MANIFEST, Manifest
-from model.config import ModelConfig, check_positive
+from model.checks import check_positive
+from model.config import ModelConfig
 from model.hf.config import unsupported_reason
 from training.config import AdamWConfig, ParallelConfig, RunConfig, counted
+from training.language.stages import Stage, context_stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class TrainConfig:
                 f"run.exportable=true must be false for this model. {reason} Change the model, or "
                 "remove run.exportable"
             )
-        self._check_context()
+        self._check_contexts()
         self.grad_accum_steps(world_size=self.parallel.context)
         if (tokens := self.optim.max_steps * self.optim.batch_tokens) >= 2**62:
             raise ValueError(
@@ -62,15 +64,21 @@ class TrainConfig:
 
     @staticmethod
     def from_data(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Default of model.vocab_size: the size of the prepared data's tokenizer, if there is one.
+        """Defaults of settings that others determine.
+
+        model.vocab_size is the size of the prepared data's tokenizer, if there is one, and
+        model.context_length the last context of model.context_schedule.
 
         Raises:
-            ValueError: their manifest is damaged.
+            ValueError: the manifest of the data is damaged.
         """
-        path = given.get("data.path")
-        if "model.vocab_size" in given or path is None or not (Path(path) / MANIFEST).is_file():
-            return {}
-        return {"model.vocab_size": Manifest.load(Path(path)).tokenizer.vocab_size}
+        defaults = {}
+        path, schedule = given.get("data.path"), given.get("model.context_schedule")
+        if schedule and schedule[-1] and type(schedule[-1][0]) is int:
+            defaults["model.context_length"] = schedule[-1][0]
+        if "model.vocab_size" not in given and path and (Path(path) / MANIFEST).is_file():
+            defaults["model.vocab_size"] = Manifest.load(Path(path)).tokenizer.vocab_size
+        return defaults
 
     def check_prepared(self) -> None:
         """Check that the data are prepared.
@@ -113,19 +121,35 @@ class TrainConfig:
             )
         return self.optim.batch_tokens // unit
 
-    def batch_text(self, world_size: int, unit: str = "GPU") -> str:
-        """Composition of a step's batch, for the console.
+    @property
+    def stages(self) -> list[Stage]:
+        """Stages of the run, one for each context."""
+        optim = self.optim
+        return context_stages(
+            self.model, max_steps=optim.max_steps, micro_batch_size=optim.micro_batch_size
+        )
+
+    def batch_lines(self, world_size: int, unit: str = "GPU") -> list[str]:
+        """Composition of a step's batch, for the console: one line for each stage.
 
         Args:
             world_size: Number of GPUs.
             unit: Noun for them in the text.
         """
         n_micro = self.grad_accum_steps(world_size)
-        return (
-            f"per step: {counted(n_micro, 'micro-batch')} x {self._readers(world_size, unit)} x "
-            f"{counted(self.optim.micro_batch_size, 'sequence')} x "
-            f"{self.model.context_length:,} tokens = {self.optim.batch_tokens:,} tokens"
-        )
+        groups = f"{counted(n_micro, 'micro-batch')} x {self._readers(world_size, unit)}"
+        lines = [
+            f"per step: {groups} x {counted(stage.micro_batch_size, 'sequence')} x "
+            f"{stage.context_length:,} tokens = {self.optim.batch_tokens:,} tokens"
+            for stage in self.stages
+        ]
+        if len(lines) == 1:
+            return lines
+        return [
+            f"context {stage.context_length:,} for steps {stage.first_step:,} to "
+            f"{stage.last_step - 1:,} ({stage.steps / self.optim.max_steps:.1%}), {line}"
+            for stage, line in zip(self.stages, lines, strict=True)
+        ]
 
     def _readers(self, world_size: int, unit: str) -> str:
         """Number of GPUs, or of groups that share a sequence, as text for messages."""
@@ -134,9 +158,19 @@ class TrainConfig:
             return counted(world_size, unit)
         return f"{counted(world_size // context, 'group')} of {counted(context, unit)}"
 
-    def _check_context(self) -> None:
-        """Check that sequences can be split into chunks for context parallelism."""
-        context, length = self.parallel.context, self.model.context_length
+    def _check_contexts(self) -> None:
+        """Check the stages of the run, and that sequences can be split for context parallelism."""
+        if self.model.context_schedule and self.data.consecutive_windows > 1:
+            raise ValueError(
+                f"data.consecutive_windows={self.data.consecutive_windows} cannot be combined with "
+                "model.context_schedule, which orders the samples itself. Remove one of them"
+            )
+        for stage in self.stages:
+            self._check_chunks(stage.context_length)
+
+    def _check_chunks(self, length: int) -> None:
+        """Check that sequences of `length` tokens can be split into chunks."""
+        context = self.parallel.context
         if context == 1:
             return
         unit = 2 * context
@@ -145,9 +179,11 @@ class TrainConfig:
         elif self.model.attention_dropout > 0:
             unit *= 16
         if length % unit:
+            scheduled = self.model.context_schedule
+            setting = "a context in model.context_schedule" if scheduled else "model.context_length"
             raise ValueError(
-                f"model.context_length={length} must be a multiple of {unit}: parallel.context="
-                f"{context} splits sequences into {2 * context} chunks"
+                f"{setting}={length} must be a multiple of {unit}: parallel.context={context} "
+                f"splits sequences into {2 * context} chunks"
                 + (" of whole blocks" if unit > 2 * context else "")
                 + f". Try {-(-length // unit) * unit}"
             )

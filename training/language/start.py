@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from data.text.batches import TrainBatches
+from data.sampler import ShuffledRange
+from data.text.batches import ShuffledBatches, TrainBatches
 from data.text.mixture import MixedBatches, Mixture
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
@@ -17,6 +18,7 @@ from training.checkpoint.folders import checkpoints
 from training.checkpoint.reader import Checkpoint
 from training.distributed import Processes
 from training.language.config import TrainConfig
+from training.language.stages import Stage
 from training.tasks import config_of
 
 
@@ -70,24 +72,37 @@ def open_corpora(config: TrainConfig, split: str) -> dict[str, TokenStream]:
     return streams
 
 
+def mixture(config: TrainConfig) -> Mixture:
+    """Mixture of data.path and the corpora of data.mix."""
+    weights = [config.data.weight, *(corpus.weight for corpus in config.data.mix)]
+    return Mixture(weights, config.run.seed)
+
+
 def make_batches(
-    config: TrainConfig, streams: dict[str, TokenStream]
-) -> TrainBatches | MixedBatches:
-    """Create the training batches of the corpora, mixed by weight if there are several."""
+    config: TrainConfig, stage: Stage, streams: dict[str, TokenStream]
+) -> TrainBatches | MixedBatches | ShuffledBatches:
+    """Create the training batches of a stage from the corpora, mixed if there are several.
+
+    All stages cut the text into the same windows of model.context_length, and each takes those of
+    its steps. A stage with a shorter context cuts them into parts, which it visits in random order.
+    """
+    n_parts = config.model.context_length // stage.context_length
     corpora = [
         TrainBatches(
             stream,
-            config.model.context_length,
+            stage.context_length,
             seed=config.run.seed,
             document_mask=config.data.document_mask,
-            consecutive_windows=config.data.consecutive_windows,
+            consecutive_windows=n_parts * config.data.consecutive_windows,
         )
         for stream in streams.values()
     ]
-    if not config.data.mix:
-        return corpora[0]
-    weights = [config.data.weight, *(corpus.weight for corpus in config.data.mix)]
-    return MixedBatches(corpora, Mixture(weights, config.run.seed))
+    source = MixedBatches(corpora, mixture(config)) if config.data.mix else corpora[0]
+    if not config.model.context_schedule:
+        return source
+    per_step = config.optim.batch_tokens // stage.context_length
+    first, last = stage.first_step * per_step, stage.last_step * per_step
+    return ShuffledBatches(source, ShuffledRange(first, last, config.run.seed))
 
 
 def load_initial_weights(

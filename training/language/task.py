@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from data.files import write_atomically
 from data.sampler import first_sample
 from data.text.batches import IGNORE, Batch, ValidationBatches
-from data.text.mixture import ROUND, MixedBatches
+from data.text.mixture import ROUND
 from data.text.shards import TOKENIZER, TokenStream
 from data.verified import BackgroundTask
 from model.flops import mfu
@@ -33,7 +33,6 @@ class LanguageTask:
 
     value_names = ("loss",)
     unit = "tokens"
-    n_shapes = 1
 
     def __init__(self, config: TrainConfig, processes: Processes) -> None:
         """Open the data, and initialize the model from torch's generator.
@@ -43,10 +42,12 @@ class LanguageTask:
         """
         self._config, self._processes = config, processes
         self._n_micro_batches = config.grad_accum_steps(processes.world_size)
+        self._stages = config.stages
+        self.n_shapes = len(self._stages)
         self._streams = start.open_corpora(config, "train")
         self._stream = next(iter(self._streams.values()))
         start.check_vocabulary(config, self._stream)
-        self._batches = start.make_batches(config, self._streams)
+        self._batches = [start.make_batches(config, stage, self._streams) for stage in self._stages]
         validation = start.open_corpora(config, "val")
         self._validation = {
             name: ValidationBatches(
@@ -83,12 +84,13 @@ class LanguageTask:
 
     def describe(self) -> str:
         config, processes = self._config, self._processes
-        context, optim = config.model.context_length, config.optim
+        optim = config.optim
         n_tokens = optim.max_steps * optim.batch_tokens
+        contexts = " to ".join(f"{context:,}" for context in config.model.contexts)
         return (
-            f"{self.model.n_params() / 1e6:.1f}M parameters, context {context:,}, "
+            f"{self.model.n_params() / 1e6:.1f}M parameters, context {contexts}, "
             f"attention {config.model.attention} on {processes}\n"
-            f"{config.batch_text(processes.world_size, 'process')}\n"
+            + "".join(f"{line}\n" for line in config.batch_lines(processes.world_size, "process"))
             + "".join(
                 f"{optim.max_steps:,} steps over {len(stream):,} tokens{label}: "
                 f"{share * n_tokens / len(stream):.2f} epochs\n"
@@ -99,33 +101,40 @@ class LanguageTask:
 
     def _shares(self) -> list[tuple[TokenStream, float, str]]:
         """Streams of the corpora with their share of the training tokens and their label."""
-        if not isinstance(self._batches, MixedBatches):
+        if not self._config.data.mix:
             return [(self._stream, 1.0, "")]
-        quotas = self._batches.mixture.quotas
+        quotas = start.mixture(self._config).quotas
         return [
             (stream, quota / ROUND, f" of {name} ({quota / ROUND:.1%})")
             for (name, stream), quota in zip(self._streams.items(), quotas, strict=True)
         ]
 
     def samples(self, step: int) -> int:
-        return step * self._config.optim.batch_tokens // self._config.model.context_length
+        steps = ((stage, stage.steps_before(step)) for stage in self._stages)
+        batch_tokens = self._config.optim.batch_tokens
+        return sum(n * batch_tokens // stage.context_length for stage, n in steps)
 
     def count(self, step: int) -> int:
         return step * self._config.optim.batch_tokens
 
+    def tokens(self, step: int) -> int:
+        return self.count(step)
+
     def stage(self, step: int) -> int:
-        return 0
+        return sum(stage.last_step <= step for stage in self._stages[:-1])
 
     def loss(self, stage: int) -> LossOf:
         return partial(language_loss, self._activations)
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         """Tokens, targets and, with a document mask, doc_start: (M, B, T) each, M micro-batches."""
-        size = self._config.optim.micro_batch_size
+        number = self.stage(step)
+        stage, source = self._stages[number], self._batches[number]
+        size = stage.micro_batch_size
         batches = [
-            self._batches.batch(
+            source.batch(
                 first_sample(
-                    step=step,
+                    step=step - stage.first_step,
                     micro_step=micro_step,
                     rank=self._processes.data_rank,
                     grad_accum_steps=self._n_micro_batches,
@@ -154,6 +163,8 @@ class LanguageTask:
 
     def speed(self, step: int, means: dict[str, float | None], per_s: float | None) -> Record:
         """Record of the loss, tokens per second of the whole run, MFU, and memory of this GPU."""
+        stage = self._stages[self.stage(step - 1)]
+        model = self._config.model.at_context(stage.context_length)
         text, utilisation = loss_text(means["loss"]), None
         if per_s is None:
             text += "  (the first step is not timed)"
@@ -163,7 +174,7 @@ class LanguageTask:
         if memory_gib is not None:
             if per_s is not None:
                 name = torch.cuda.get_device_name(self._processes.device)
-                utilisation = mfu(per_s / self._processes.world_size, self._config.model, name)
+                utilisation = mfu(per_s / self._processes.world_size, model, name)
                 if utilisation is None:
                     text += "  unknown GPU: MFU not reported"
                 else:
@@ -175,6 +186,9 @@ class LanguageTask:
             "mfu_full": utilisation.full if utilisation else None,
             "memory_gib": memory_gib,
         }
+        if len(self._stages) > 1:
+            text += f"  context {stage.context_length:,}"
+            values["context_length"] = stage.context_length
         return Record(text, values)
 
     def validate(self, model: nn.Module, step: int, stop: Stop) -> Record:

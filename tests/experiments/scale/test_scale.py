@@ -16,8 +16,9 @@ from experiments.scale.report import (
     longest_table,
     predicted_table,
 )
-from model.config import MaskConfig, ModelConfig
+from model.config import ModelConfig
 from model.flops import count_params
+from model.mask_config import MaskConfig
 from training.dry_run import GIB, estimate
 
 CARD = 80 * GIB

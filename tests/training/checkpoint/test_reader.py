@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.config import MaskConfig
+from model.mask_config import MaskConfig
 from tests.training.checkpoint.small import ALONE, MUST_MATCH, make, save, take_steps
 from training.checkpoint import reader
 from training.checkpoint.choice import newest_intact, rename_damaged

@@ -1,0 +1,136 @@
+"""Stages of a run whose context grows: their steps, their batches, and what is refused."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from training.distributed import Processes
+from training.language.config import load_config
+from training.language.stages import flops_per_token
+from training.language.task import LanguageTask
+
+CPU = Processes(rank=0, world_size=1, device=torch.device("cpu"))
+TINY = (
+    *("model.n_layer=1", "model.n_head=2", "model.n_embd=16", "model.positions=rotary"),
+    *("optim.batch_tokens=256", "optim.micro_batch_size=2", "optim.warmup_steps=0"),
+    *("run.dtype=float32", "run.compile=false"),
+)
+
+
+def config_of(corpus, schedule, *options, context=64):
+    return load_config(
+        [
+            *("configs/quickstart.yaml", f"data.path={corpus}", *TINY),
+            *(f"model.context_length={context}", f"model.context_schedule={schedule}", *options),
+        ]
+    )
+
+
+def test_stages_share_the_steps_and_have_equal_tokens(corpus):
+    config = config_of(corpus, "[[16,0.5],[32,0.25],[64,0.25]]", "optim.max_steps=10")
+    stages = config.stages
+    # round half to even: 0.75 * 10 = 7.5 ends at step 8
+    assert [(s.first_step, s.last_step) for s in stages] == [(0, 5), (5, 8), (8, 10)]
+    assert [(s.context_length, s.micro_batch_size) for s in stages] == [(16, 8), (32, 4), (64, 2)]
+    assert [line.partition(", per step")[0] for line in config.batch_lines(1)] == [
+        "context 16 for steps 0 to 4 (50.0%)",
+        "context 32 for steps 5 to 7 (30.0%)",
+        "context 64 for steps 8 to 9 (20.0%)",
+    ]
+
+
+def test_flops_are_the_mean_over_all_steps(corpus):
+    one, two, both = (
+        flops_per_token(config.model, config.stages, causal=True)
+        for config in (
+            config_of(corpus, schedule, "optim.max_steps=8", context=last)
+            for schedule, last in (("[]", 16), ("[]", 64), ("[[16,0.75],[64,0.25]]", 64))
+        )
+    )
+    assert both == pytest.approx(0.75 * one + 0.25 * two)
+    assert one < two
+
+
+def test_without_a_schedule_there_is_one_stage_with_the_same_batches(corpus):
+    config = config_of(corpus, "[]", "optim.max_steps=4")
+    (stage,) = config.stages
+    assert (stage.first_step, stage.last_step, stage.micro_batch_size) == (0, 4, 2)
+    assert config.batch_lines(1) == [
+        "per step: 2 micro-batches x 1 GPU x 2 sequences x 64 tokens = 256 tokens"
+    ]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_epoch_sees_each_text_once_over_all_stages(corpus, other_corpus, world_size, mixed):
+    mix = [f"data.mix=[{{path: {other_corpus}, weight: 0.1}}]"] if mixed else []
+    options = ["optim.max_steps=8", *mix]  # less than an epoch; the second stage starts within it
+    config = config_of(corpus, "[[8,0.5],[32,0.5]]", *options, context=32)
+    seen, late = Counter(), Counter()
+    for rank in range(world_size):
+        task = LanguageTask(config, replace(CPU, rank=rank, world_size=world_size))
+        for step in range(8):
+            tokens, targets = task.batch(step)
+            assert tokens.shape[1:] == ((8, 8) if step < 4 else (2, 32))
+            assert (tokens[..., 1:] == targets[..., :-1]).all()
+            seen.update(rows(tokens, 8))
+            late.update(rows(tokens, 32) if step >= 4 else ())
+    # the windows of an epoch without a schedule, and of the same steps of it
+    plain = LanguageTask(config_of(corpus, "[]", *options, context=32), CPU)
+    batches = [plain.batch(step)[0] for step in range(8)]
+    assert seen == Counter(row for batch in batches for row in rows(batch, 8))
+    assert late == Counter(row for batch in batches[4:] for row in rows(batch, 32))
+
+
+def rows(tokens, length):
+    return map(tuple, tokens.view(-1, length).tolist())
+
+
+def test_samples_are_counted_over_stages(corpus):
+    task = LanguageTask(config_of(corpus, "[[16,0.5],[64,0.5]]", "optim.max_steps=8"), CPU)
+    assert [task.samples(step) for step in (0, 1, 4, 5, 8)] == [0, 16, 64, 68, 80]
+    assert [task.stage(step) for step in (0, 3, 4, 7, 8)] == [0, 0, 1, 1, 1]
+    assert (task.tokens(8), task.n_shapes) == (8 * 256, 2)
+
+
+def test_context_length_is_the_last_context(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "model: {positions: rotary, context_schedule: [[16, 0.5], [64, 0.5]]}\n"
+        "data: {path: none}\n"
+        "optim: {max_steps: 4, batch_tokens: 64, micro_batch_size: 1}\n"
+        "run: {out_dir: none}\n"
+    )
+    assert load_config([str(path)]).model.context_length == 64
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "message"),
+    [
+        ("[[16,0.5,1]]", [], "must be pairs of a context and its share"),
+        ("[[16.5,0.5],[64,0.5]]", [], "must start each pair with a number of tokens"),
+        ("[[0,0.5],[64,0.5]]", [], "must start each pair with a number of tokens"),
+        ("[[64,0.5],[16,0.5]]", [], "must have contexts that grow"),
+        ("[[16,0.5],[32,0.5]]", [], r"must end with model.context_length=64. Try .*=32"),
+        ("[[48,0.5],[64,0.5]]", [], "must have contexts that divide the last one, 64"),
+        ("[[16,0.5],[64,0.4]]", [], "has shares 0.5, 0.4: .* sum must be 1"),
+        ("[[16,1.5],[64,-0.5]]", [], "has shares 1.5, -0.5: each must be above 0"),
+        ("[[16,0.5],[64,0.5]]", ["model.positions=learned"], "needs model.positions=rotary"),
+        ("[[16,0.99],[64,0.01]]", ["optim.max_steps=9"], "leaves no step for a context of 64"),
+        (
+            "[[16,0.5],[64,0.5]]",
+            ["data.consecutive_windows=2"],
+            "data.consecutive_windows=2 cannot be combined with model.context_schedule",
+        ),
+        (
+            "[[2,0.5],[64,0.5]]",
+            ["parallel.context=2"],
+            "a context in model.context_schedule=2 must be a multiple of 4: parallel.context=2",
+        ),
+    ],
+)
+def test_refused(corpus, schedule, options, message):
+    with pytest.raises(ValueError, match=message):
+        config_of(corpus, schedule, *options)
