@@ -18,8 +18,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from configs import plain_yaml
+from configs.renamed import in_words, with_current_settings
 from configs.settings import Setting, format_value, settings_of
-from configs.suggestions import RENAMED_VALUES, unknown_key_message
+from configs.suggestions import unknown_key_message
 from configs.types import MismatchError, convert
 
 C = TypeVar("C")
@@ -117,7 +118,7 @@ def from_yaml(schema: type[C], text: str) -> C:
 
 def from_record(schema: type[C], values: dict[str, Any], source: str) -> C:
     """Read a configuration that `source` recorded with `dataclasses.asdict`; as `from_yaml`."""
-    return _build_config(schema, [_Part(_with_current_names(values), source)])
+    return _build_config(schema, [_Part(with_current_settings(values), source)])
 
 
 def _parse(argv: Sequence[str]) -> list[_Part]:
@@ -221,7 +222,7 @@ def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
         must = f"{part.quote(key, value)} must be {setting.kind}"
         if isinstance(value, float) and value.is_integer() and "whole number" in must:
             must += ", without exponent or point" + ("" if part.source else f": {value:.0f}")
-        elif current := _current_name(key, value):
+        elif current := in_words(key, value):
             must += f": {value} is now called {current}"
         elif setting.kind.startswith("text") and isinstance(value, (bool, int, float)):
             must += ": put it in quotes"
@@ -276,22 +277,7 @@ def _part_of(document: plain_yaml.Document, source: str) -> _Part:
             f"{source} must map model, data, optim and run to their values, but contains {kind}: "
             "see configs/quickstart.yaml"
         )
-    return _Part(_with_current_names(values), source, document.lines)
-
-
-def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a file, with the current names of those that were renamed."""
-    for key in RENAMED_VALUES:
-        section, _, name = key.rpartition(".")
-        settings = values.get(section)
-        if isinstance(settings, dict) and (current := _current_name(key, settings.get(name))):
-            values = values | {section: settings | {name: current}}
-    return values
-
-
-def _current_name(key: str, value: Any) -> str | None:
-    """Return the current name of a value that was renamed, else None."""
-    return RENAMED_VALUES.get(key, {}).get(value) if isinstance(value, str) else None
+    return _Part(with_current_settings(values), source, document.lines)
 
 
 def to_yaml(config: Any) -> str:

@@ -1,4 +1,4 @@
-"""Suggestions for unknown keys in a configuration, and values that were renamed."""
+"""Suggestions for unknown keys in a configuration."""
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -34,6 +34,8 @@ OTHER_NAMES = {
     "attention_dropout": ["attn_pdrop"],
     "attention": ["attn_implementation"],
     "rope_base": ["rope_theta"],
+    "rope_scaling": ["rope_type"],
+    "context_schedule": ["max_seq_len_schedule", "seq_len_schedule", "curriculum"],
     "path": ["dataset", "data_dir"],
     "out_dir": ["output_dir"],
     "eval_every": ["eval_interval", "eval_steps"],
@@ -47,9 +49,6 @@ OTHER_NAMES = {
     "wandb": ["wandb_log", "report_to"],
 }
 """Names of our settings in nanoGPT, transformers and Lightning, if they differ."""
-
-RENAMED_VALUES = {"model.attention": {"unfused": "eager"}}
-"""Values that earlier versions wrote into configuration files, and their current names."""
 
 
 def unknown_key_message(

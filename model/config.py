@@ -224,10 +224,14 @@ class ModelConfig(BlockConfig):
     rope_base: float = DEFAULT_ROPE_BASE
     """Rotary only: the slowest frequencies turn once in about 2 pi times this many tokens. A larger
     base prepares a trained model for longer contexts (Xiong et al. 2023, arXiv 2309.16039)."""
-    rope_scaling: float = 1.0
-    """Rotary only: divide positions by this. New context length over trained context length keeps
-    positions within the trained range (position interpolation, Chen et al. 2023, arXiv
-    2306.15595)."""
+    rope_scaling: Literal["none", "linear", "ntk", "yarn"] = "none"
+    """Rotary only: scale positions that were trained on a shorter context, by rope_factor. linear:
+    divide them (position interpolation). ntk: raise rope_base, so that the slowest pair turns as
+    far as before. yarn: divide the slow frequencies only, and sharpen attention. none: not at
+    all. With context_schedule, each stage has the factor of its context."""
+    rope_factor: float = 1.0
+    """With rope_scaling: context_length over the context for which the positions were trained. With
+    context_schedule, by default the last context over the first."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,7 +243,11 @@ class ModelConfig(BlockConfig):
         if self.positions == "rotary":
             self._check_rotary()
         else:
-            for name, default in (("rope_base", DEFAULT_ROPE_BASE), ("rope_scaling", 1.0)):
+            for name, default in (
+                ("rope_base", DEFAULT_ROPE_BASE),
+                ("rope_scaling", "none"),
+                ("rope_factor", 1.0),
+            ):
                 if getattr(self, name) != default:
                     raise ValueError(
                         f"model.{name}={getattr(self, name)} has no effect with model.positions="
@@ -281,7 +289,15 @@ class ModelConfig(BlockConfig):
 
     def at_context(self, context_length: int) -> "ModelConfig":
         """Return this configuration at one context, without a schedule: what a stage computes."""
-        return replace(self, context_length=context_length, context_schedule=[])
+        factor = max(1.0, self.rope_factor * context_length / self.context_length)
+        scaling = self.rope_scaling if factor > 1 else "none"
+        return replace(
+            self,
+            context_length=context_length,
+            context_schedule=[],
+            rope_scaling=scaling,
+            rope_factor=factor,
+        )
 
     @property
     def contexts(self) -> list[int]:
@@ -300,11 +316,32 @@ class ModelConfig(BlockConfig):
                 f"model.rope_base={self.rope_base} must be a finite number above 1. Try "
                 f"{DEFAULT_ROPE_BASE:.0f}."
             )
-        if not 1.0 <= self.rope_scaling < math.inf:
+        if self.rope_scaling == "none" and self.rope_factor != 1.0:
             raise ValueError(
-                f"model.rope_scaling={self.rope_scaling} must be a finite number of at least 1; "
-                "1 does not scale positions."
+                f"model.rope_factor={self.rope_factor} has no effect with model.rope_scaling=none: "
+                "leave it out, or set model.rope_scaling=yarn."
             )
+        if self.rope_scaling != "none" and not 1.0 < self.rope_factor < math.inf:
+            raise ValueError(
+                f"model.rope_factor={self.rope_factor} must be a finite number above 1 with "
+                f"model.rope_scaling={self.rope_scaling}: model.context_length over the context "
+                "for which the positions were trained."
+            )
+        if self.rope_scaling == "ntk" and self.head_dim == 2:
+            raise ValueError(
+                f"{self._head_size_text()}, and model.rope_scaling=ntk needs more than one pair: "
+                "choose a larger size, or model.rope_scaling=linear."
+            )
+
+    @property
+    def scaled_rope_base(self) -> float:
+        """Base of the rotary frequencies: rope_base, raised by model.rope_scaling=ntk."""
+        if self.rope_scaling != "ntk":
+            return self.rope_base
+        # b s^(D / (D - 2)) in YaRN (arXiv 2309.00071, section 3.1): the slowest pair, which turns
+        # by b^(-(D - 2) / D) radians per token, turns as far over s times the tokens.
+        D = self.head_dim
+        return self.rope_base * self.rope_factor ** (D / (D - 2))
 
     @property
     def padded_vocab_size(self) -> int:

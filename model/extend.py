@@ -4,8 +4,7 @@
       run.out_dir=out/gpt2_small_1k_to_4k optim.max_steps=2000 optim.warmup_steps=100 optim.lr=1e-4
 
 Learned positions are interpolated over the longer context, and training adapts them. Rotary
-positions have no weights: model.rope_scaling=4 stretches all of them, and a larger model.rope_base
-only the slow frequencies.
+positions have no weights: model.rope_scaling and model.rope_factor scale them.
 Shapes: T0 context length of the source model, T1 of the new one, C n_embd.
 """
 
@@ -37,7 +36,7 @@ MUST_AGREE = (
     "scale_attn_by_inverse_layer_idx",
 )
 # Fields of rotary positions. Each run sets its own, because another context may need other values.
-ROTARY = ("rope_base", "rope_scaling")
+ROTARY = ("rope_base", "rope_scaling", "rope_factor")
 _POSITIONS = "pos_emb.weight"
 
 

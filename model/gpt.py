@@ -21,8 +21,8 @@ from model.block import INIT_STD, Block, init_linear_and_norm
 from model.cache import KVCache
 from model.config import ModelConfig
 from model.memory import check_memory
-from model.positions import rotary_tables
 from model.residual import DeferredResidual, make_norm, normalise, resolve
+from model.rope import rope_tables
 
 
 class GPT(nn.Module):
@@ -42,10 +42,7 @@ class GPT(nn.Module):
         if config.positions == "learned":
             self.pos_emb = nn.Embedding(config.context_length, config.n_embd)
         else:
-            # Computed once: torch.compile would compute the angle again for every element of q, k.
-            cos, sin = self._rotary_tables(torch.arange(config.context_length))
-            self.register_buffer("rotary_cos", cos, persistent=False)
-            self.register_buffer("rotary_sin", sin, persistent=False)
+            self._make_rotary_tables()
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = make_norm(config)
@@ -66,8 +63,7 @@ class GPT(nn.Module):
         copies = {name: weight.clone() for name, weight in weights.items()}
         model.load_state_dict(copies, assign=True)
         if config.positions != "learned":
-            positions = torch.arange(config.context_length)
-            model.rotary_cos, model.rotary_sin = model._rotary_tables(positions)
+            model._make_rotary_tables()
         model._prepare_masks()
         return model
 
@@ -238,18 +234,31 @@ class GPT(nn.Module):
             rotary = None
         elif seq_len <= self.config.context_length:
             selected = positions if self.context.size > 1 else slice(past, seq_len)
-            rotary = self.rotary_cos[selected], self.rotary_sin[selected]
+            # Training follows the context, and everything else has the positions of the longest.
+            stage = f"_{index(seq_len)}" if self.training and seq_len in self._stages else ""
+            cos, sin = (getattr(self, f"rotary_{name}{stage}") for name in ("cos", "sin"))
+            rotary = cos[selected], sin[selected]
         else:
-            rotary = self._rotary_tables(positions)
+            rotary = rope_tables(positions, self.config)
         device = x.device.type
         if torch.is_autocast_enabled(device) and not self.config.residual_in_fp32:
             # The residual stream. Autocast alone would keep it in float32.
             x = x.to(torch.get_autocast_dtype(device))
         return self.emb_dropout(x), rotary
 
-    def _rotary_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _make_rotary_tables(self) -> None:
+        """Compute the tables of the context, and of shorter ones in training that differ from it.
+
+        Computed once: torch.compile would compute the angle again for every element of q and k.
+        """
         config = self.config
-        return rotary_tables(positions, config.head_dim, config.rope_base, config.rope_scaling)
+        self._stages = set(config.contexts[:-1]) if config.rope_scaling != "none" else set()
+        for length in (config.context_length, *self._stages):
+            suffix = f"_{length}" if length in self._stages else ""
+            at_length = config.at_context(length)
+            tables = rope_tables(torch.arange(length), at_length)
+            for name, table in zip(("rotary_cos", "rotary_sin"), tables, strict=True):
+                self.register_buffer(f"{name}{suffix}", table, persistent=False)
 
     def _mask(self, past: int, seq_len: int) -> BlockSparseMask | None:
         """Return the block mask of queries [past, seq_len) and keys [0, seq_len)."""

@@ -12,26 +12,30 @@ import torch
 from torch import Tensor
 
 
-def rotary_tables(
-    positions: Tensor, head_dim: int, base: float, scaling: float = 1.0
-) -> tuple[Tensor, Tensor]:
+def rotary_frequencies(head_dim: int, base: float, device: torch.device | None = None) -> Tensor:
+    """Radians per token by which each pair rotates, (D/2,) float64: `base ** (-2 i / D)`."""
+    pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float64)
+    return base ** (-pairs / head_dim)
+
+
+def rotary_tables(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
     """Compute the cosines and sines of the angles by which `apply_rotary` rotates each position.
 
     Args:
-        positions: (T,) integers, on the device of the tables.
+        positions: (T,) numbers, on the device of the tables.
         head_dim: D, even.
         base: pair i rotates by `base ** (-2 i / D)` radians per token.
-        scaling: divides the positions. A model trained on L tokens then sees only angles from its
-            training on `scaling * L` tokens (position interpolation, Chen et al. 2023, arXiv
-            2306.15595).
 
     Returns:
         cos, sin: each (T, D/2) float32.
     """
-    pairs = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64)
-    frequencies = base ** (-pairs / head_dim)
+    return cos_and_sin(positions, rotary_frequencies(head_dim, base, positions.device))
+
+
+def cos_and_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions (T,) times frequencies (D/2,) float64: (T, D/2) float32."""
     # float64, because a float32 angle of 10^6 radians is off by 0.03. The tables may be float32.
-    angles = positions.double()[:, None] / scaling * frequencies
+    angles = positions.double()[:, None] * frequencies
     return angles.cos().float(), angles.sin().float()
 
 

@@ -70,12 +70,16 @@ def test_rotary_positions_extend_to_a_longer_context(run, tmp_path, capsys):
     init = f"run.init_from={source}"
     first = run("model.positions=rotary", *THIRTY_STEPS, f"run.out_dir={source}")
     longer = ("model.positions=rotary", "model.context_length=64", *ONE_FROZEN_STEP)
-    for name, option in (("scaled", "model.rope_scaling=2"), ("base", "model.rope_base=40000")):
-        result = run(init, *longer, option, f"run.out_dir={tmp_path / name}")
+    scaling = ("model.rope_scaling=linear", "model.rope_factor=2")
+    for name, options in (("scaled", scaling), ("base", ["model.rope_base=40000"])):
+        result = run(init, *longer, *options, f"run.out_dir={tmp_path / name}")
         assert result["val_tokens"] == first["val_tokens"]
         assert result["val_loss"] < math.log(300) - 1
     scaled, base = re.findall("initial weights: .*", capsys.readouterr().out)
-    assert scaled.endswith("; model.rope_scaling is 1.0 there and 2.0 here")
+    assert scaled.endswith(
+        "; model.rope_scaling is 'none' there and 'linear' here"
+        "; model.rope_factor is 1.0 there and 2.0 here"
+    )
     assert base.endswith("; model.rope_base is 10000.0 there and 40000.0 here")
     # only the context changes: the rotation at each position stays the same
     result = run(init, *longer)
@@ -83,7 +87,7 @@ def test_rotary_positions_extend_to_a_longer_context(run, tmp_path, capsys):
     with pytest.raises(ValueError, match="model.positions is 'rotary' there and 'learned' here"):
         run(init, f"run.out_dir={tmp_path / 'learned'}")
     # starting from the scaled run with the same context, the scaling is easily forgotten
-    with pytest.raises(ValueError, match=r"model.rope_scaling is 2.0 there and 1.0 here"):
+    with pytest.raises(ValueError, match="model.rope_scaling is 'linear' there and 'none' here"):
         run(f"run.init_from={tmp_path / 'scaled'}", *longer, f"run.out_dir={tmp_path / 'on'}")
 
 

@@ -44,7 +44,7 @@ GPT_NEOX = Layout(
     dropout=("hidden_dropout",),
     attention_dropout="attention_dropout",
     fixed={"positions": "rotary"},
-    exportable=frozenset({"rope_base", "rope_scaling", "bias"}),
+    exportable=frozenset({"rope_base", "rope_scaling", "rope_factor", "bias"}),
     read=partial(read_rope, **_ROPE, default_share=0.25),
     write=partial(write_rope, **_ROPE),
 )

@@ -128,7 +128,9 @@ _BLOCK = {
     "mlp.fc_out": ("layers.{}.mlp.down_proj",),
 }
 _FIXED = {"positions": "rotary", "norm": "rms_norm", "mlp": "swiglu"}
-_EXPORTABLE = frozenset({"n_kv_head", "head_size", "tie_embeddings", "rope_base", "rope_scaling"})
+_EXPORTABLE = frozenset(
+    {"n_kv_head", "head_size", "tie_embeddings", "rope_base", "rope_scaling", "rope_factor"}
+)
 _CHOICES = {"hidden_act": Choice("silu", ("silu",))}
 
 _modern = partial(

@@ -46,6 +46,23 @@ def test_a_renamed_value_is_read_from_files_and_suggested_on_the_command_line(tm
         load_config([QUICKSTART, "model.attention=unfused"])
 
 
+@pytest.mark.parametrize(("factor", "kind"), [(1, "none"), (1.0, "none"), (2.5, "linear")])
+def test_an_earlier_rope_scaling_is_read_from_files(tmp_path, factor, kind):
+    rotary = [QUICKSTART, "model.positions=rotary"]
+    config = load_config(
+        [*rotary, *([f"model.rope_scaling={kind}", f"model.rope_factor={factor}"])]
+    )
+    lines = [x for x in to_yaml(config).splitlines() if "rope_factor" not in x]
+    text = "\n".join(lines).replace(f"rope_scaling: {kind}", f"rope_scaling: {factor}")
+    assert from_yaml(TrainConfig, text) == config
+    record = asdict(config)
+    del record["model"]["rope_factor"]
+    record["model"]["rope_scaling"] = factor
+    assert from_record(TrainConfig, record, "a checkpoint") == config
+    with pytest.raises(ConfigError, match=rf"{factor} is now called {kind} with model.rope_factor"):
+        load_config([*rotary, f"model.rope_scaling={factor}"])
+
+
 @pytest.mark.parametrize(
     "path", [p for p in CONFIGS if p.stem.startswith("gpt2")], ids=lambda p: p.stem
 )

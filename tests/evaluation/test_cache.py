@@ -29,7 +29,7 @@ def test_saved_losses_match_one_checkpoint_text_and_scoring(opened, corpus, tmp_
         opened("run", step=4),
         opened("run", gpu_hours=0.6),  # trained again, to the same step
         opened("run", "run.dtype=bfloat16"),
-        opened("run", "model.rope_scaling=2"),
+        opened("run", "model.rope_scaling=linear", "model.rope_factor=2"),
     ):
         assert read_losses(other, stream, scoring) is None
     elsewhere = shutil.copytree(corpus, tmp_path / "elsewhere" / corpus.name)

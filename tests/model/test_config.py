@@ -32,6 +32,9 @@ def test_defaults_are_gpt2_small() -> None:
     assert (config.head_dim, config.vocab_size, config.context_length) == (64, 50_257, 1024)
 
 
+ROTARY = {"positions": "rotary"}
+
+
 @pytest.mark.parametrize("size", GPT2_SIZES)
 def test_sizes_are_valid(size: str) -> None:
     assert ModelConfig(**GPT2_SIZES[size]).head_dim == 64
@@ -69,19 +72,21 @@ def test_frozen() -> None:
         ({"attention": "flash"}, "model.attention='flash' must be one of auto, hopper, triton"),
         ({"positions": "alibi"}, "model.positions='alibi' must be one of learned, rotary"),
         ({"rope_base": 500.0}, "model.rope_base=500.0 has no effect.*positions=rotary"),
-        ({"rope_scaling": 4.0}, "model.rope_scaling=4.0 has no effect.*positions=rotary"),
-        ({"positions": "rotary", "rope_scaling": 0.5}, "model.rope_scaling=0.5 must be a finite"),
-        (
-            {"positions": "rotary", "rope_scaling": float("inf")},
-            "model.rope_scaling=inf must be a finite number of at least 1",
+        ({"rope_scaling": "yarn"}, "model.rope_scaling=yarn has no effect.*positions=rotary"),
+        ({"rope_factor": 4.0}, "model.rope_factor=4.0 has no effect.*positions=rotary"),
+        ({**ROTARY, "rope_scaling": "llama3"}, "='llama3' must be one of none, linear, ntk, yarn"),
+        ({**ROTARY, "rope_factor": 4.0}, "rope_factor=4.0 has no effect with .*rope_scaling=none"),
+        *(
+            ({**ROTARY, "rope_scaling": "ntk", "rope_factor": factor}, f"rope_factor={factor} must")
+            for factor in (0.5, 1.0, float("inf"), float("nan"))
         ),
         (
-            {"positions": "rotary", "rope_scaling": float("nan")},
-            "model.rope_scaling=nan must be a finite number of at least 1",
+            {**ROTARY, "n_embd": 24, "rope_scaling": "ntk", "rope_factor": 2.0},
+            "gives heads of 2, and model.rope_scaling=ntk needs more than one pair",
         ),
-        ({"positions": "rotary", "rope_base": 1.0}, "model.rope_base=1.0 must be a finite number"),
+        ({**ROTARY, "rope_base": 1.0}, "model.rope_base=1.0 must be a finite number"),
         (
-            {"positions": "rotary", "n_embd": 60},
+            {**ROTARY, "n_embd": 60},
             "heads of 5, and model.positions=rotary rotates pairs",
         ),
     ],
@@ -96,7 +101,8 @@ def test_every_field_is_read(resolve) -> None:
         "model.n_layer=4",
         "model.positions=rotary",
         "model.rope_base=5e5",
-        "model.rope_scaling=4",
+        "model.rope_scaling=yarn",
+        "model.rope_factor=4",
         "model.attention=sdpa",
         "model.dropout=0.1",
         "model.scale_attn_by_inverse_layer_idx=true",
@@ -105,7 +111,8 @@ def test_every_field_is_read(resolve) -> None:
         n_layer=4,
         positions="rotary",
         rope_base=500_000.0,
-        rope_scaling=4.0,
+        rope_scaling="yarn",
+        rope_factor=4.0,
         attention="sdpa",
         dropout=0.1,
         scale_attn_by_inverse_layer_idx=True,

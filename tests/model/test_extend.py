@@ -59,11 +59,13 @@ def test_differences_name_each_field_and_both_values(changes, expected):
 
 def test_rotary_settings_may_change_with_a_longer_context():
     trained = dataclasses.replace(SMALL, positions="rotary")
-    longer = dataclasses.replace(trained, context_length=32, rope_base=5e5, rope_scaling=4.0)
+    scaling = {"rope_scaling": "linear", "rope_factor": 4.0}
+    longer = dataclasses.replace(trained, context_length=32, rope_base=5e5, **scaling)
     assert differences(trained, longer) == []
     changes = [
         "model.rope_base is 10000.0 there and 500000.0 here",
-        "model.rope_scaling is 1.0 there and 4.0 here",
+        "model.rope_scaling is 'none' there and 'linear' here",
+        "model.rope_factor is 1.0 there and 4.0 here",
     ]
     assert differing(ROTARY, trained, longer) == changes
     # with the trained context length, these changes are refused

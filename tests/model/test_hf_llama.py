@@ -31,10 +31,11 @@ LLAMA = ModelConfig(
     bias=False,
 )
 QWEN3 = replace(LLAMA, qk_norm=True, window_size=9, full_every=3)
+LINEAR = {"rope_scaling": "linear", "rope_factor": 4.0}
 CASES = {
     "llama": LLAMA,
     "llama with other sizes": replace(
-        LLAMA, n_kv_head=None, n_inner=50, norm_eps=1e-3, rope_base=500.0, rope_scaling=4.0
+        LLAMA, n_kv_head=None, n_inner=50, norm_eps=1e-3, rope_base=500.0, **LINEAR
     ),
     "llama with an untied head": replace(LLAMA, tie_embeddings=False),
     "qwen3 with an untied head": replace(QWEN3, tie_embeddings=False),
@@ -43,8 +44,9 @@ CASES = {
     "llama with biases": replace(LLAMA, bias=True),
     "qwen3": QWEN3,
     "qwen3 with other sizes": replace(
-        QWEN3, n_kv_head=1, n_inner=50, norm_eps=1e-3, rope_base=500.0, rope_scaling=4.0
+        QWEN3, n_kv_head=1, n_inner=50, norm_eps=1e-3, rope_base=500.0, **LINEAR
     ),
+    "qwen3 with yarn": replace(QWEN3, rope_scaling="yarn", rope_factor=4.0),
     "qwen3 with windows only": replace(QWEN3, window_size=1, full_every=0),
     "qwen3 without windows": replace(QWEN3, window_size=None, full_every=0),
 }
@@ -150,6 +152,7 @@ def test_an_exported_model_has_the_defaults_of_its_config() -> None:
 
 
 HF = {"llama": hf_config(LLAMA), "qwen3": hf_config(QWEN3)}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10}
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -168,7 +171,22 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         (
             "llama",
             {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-            "rope_type='llama3', and this model can only scale positions by one factor",
+            "rope_type='llama3', and this model can only scale positions as 'default', 'linear'",
+        ),
+        (
+            "llama",
+            {"rope_scaling": {**YARN, "beta_fast": 16}},
+            "beta_fast=16, and this model can only have 32",
+        ),
+        (
+            "llama",
+            {"rope_scaling": {**YARN, "attention_factor": 1.0}},
+            "attention_factor=1.0, and this model multiplies by 1.13863 at factor=4",
+        ),
+        (
+            "llama",
+            {"rope_scaling": {**YARN, "original_max_position_embeddings": 40}},
+            "original_max_position_embeddings=40, .* max_position_embeddings=40 over factor=4",
         ),
         (
             "qwen3",

@@ -36,7 +36,9 @@ def theirs_of(config: ModelConfig, hf: dict, state: dict) -> GPTNeoXForCausalLM:
     "change",
     [
         {},
-        {"rope_base": 500.0, "rope_scaling": 4.0},
+        {"rope_base": 500.0, "rope_scaling": "linear", "rope_factor": 4.0},
+        {"rope_scaling": "ntk", "rope_factor": 4.0},
+        {"rope_scaling": "yarn", "rope_factor": 2.5},
         {"bias": False},
         {"n_inner": 50, "norm_eps": 1e-3},
     ],
@@ -57,7 +59,9 @@ def test_transformers_gives_our_logits(change: dict, hf_of: str) -> None:
 
 
 def test_export_then_import_is_exact() -> None:
-    for config in (CONFIG, replace(CONFIG, rope_base=500.0, rope_scaling=4.0, dropout=0.25)):
+    scaled = {"rope_scaling": "linear", "rope_factor": 4.0}
+    yarn = replace(CONFIG, rope_scaling="yarn", rope_factor=2.5)
+    for config in (CONFIG, replace(CONFIG, rope_base=500.0, dropout=0.25, **scaled), yarn):
         hf = config_to_hf(config, eot_id=7, dtype=torch.float32)
         assert config_from_hf(hf) == config
         state = random_state(config)
@@ -86,8 +90,8 @@ def test_reads_models_saved_by_transformers() -> None:
         ({"intermediate_size": None}, "intermediate_size=None, which must be a whole number"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "rotary_pct=0.25, .* whole heads"),
         (
-            {"rope_parameters": {"partial_rotary_factor": 1, "rope_type": "yarn"}},
-            "rope_type='yarn', and this model can only scale positions by one factor",
+            {"rope_parameters": {"partial_rotary_factor": 1, "rope_type": "dynamic"}},
+            "rope_type='dynamic', and this model can only scale positions as 'default', 'linear'",
         ),
         ({"rope_parameters": "linear"}, "rope_parameters='linear', which must be an object"),
         (

@@ -7,8 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.config import ModelConfig
-from model.gpt import GPT
 from model.positions import apply_rotary, gather_rows, rotary_tables
 
 BASE = 10_000.0
@@ -83,47 +81,6 @@ def test_tables_are_float32_and_x_keeps_its_dtype(dtype: torch.dtype) -> None:
     assert cos.dtype == sin.dtype == torch.float32
     assert cos.shape == sin.shape == (4, 8)
     assert apply_rotary(torch.ones(1, 4, 2, 16, dtype=dtype), cos, sin).dtype == dtype
-
-
-@pytest.mark.parametrize("scaling", [1.0, 1.5, 3.0, 4.0])
-def test_scaling_reads_the_tables_between_positions(scaling: float) -> None:
-    T, D = 13, 10
-    cos, sin = rotary_tables(torch.arange(T), D, BASE, scaling)
-    between = rotary_tables(torch.arange(T, dtype=torch.float64) / scaling, D, BASE)
-    assert torch.equal(cos, between[0])
-    assert torch.equal(sin, between[1])
-    for t in range(T):
-        for i in range(D // 2):
-            angle = t / scaling * BASE ** (-2 * i / D)
-            assert cos[t, i].item() == pytest.approx(math.cos(angle), abs=1e-7)
-            assert sin[t, i].item() == pytest.approx(math.sin(angle), abs=1e-7)
-
-
-def test_scaled_tables_match_the_old_ones_at_multiples() -> None:
-    old = rotary_tables(torch.arange(7), 8, BASE)
-    new = rotary_tables(torch.arange(21), 8, BASE, 3.0)
-    assert torch.equal(new[0][::3], old[0])
-    assert torch.equal(new[1][::3], old[1])
-    assert torch.equal(rotary_tables(torch.arange(7), 8, BASE, 1.0)[0], old[0])
-
-
-def test_a_model_scales_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"vocab_size": 30, "context_length": 9, "n_layer": 1, "n_head": 2, "n_embd": 8}
-    model = GPT(ModelConfig(**shape, positions="rotary"))
-    for parameter in model.parameters():
-        parameter.data.mul_(10)  # so that the positions of keys matter
-    scaled = GPT(ModelConfig(**shape, positions="rotary", rope_scaling=2.5))
-    scaled.load_state_dict(model.state_dict())
-    tokens = torch.randint(30, (2, 9))
-    got, unscaled = scaled(tokens), model(tokens)
-    assert not torch.allclose(got, unscaled, atol=1e-5)
-    monkeypatch.setattr(
-        "model.gpt.rotary_tables",
-        lambda positions, head_dim, base, _: rotary_tables(positions / 2.5, head_dim, base),
-    )
-    closer = GPT(model.config)
-    closer.load_state_dict(model.state_dict())
-    torch.testing.assert_close(closer(tokens), got)
 
 
 def test_far_positions_are_as_accurate_as_near_ones() -> None:

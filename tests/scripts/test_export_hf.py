@@ -155,7 +155,7 @@ WINDOWS = ["model.qk_norm=true", "model.window_size=5", "model.full_every=2"]
 def test_a_rotary_run_is_exported(run, tmp_path, options, model_type, architecture):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    rotary = ["model.positions=rotary", "model.rope_scaling=2"]
+    rotary = ["model.positions=rotary", "model.rope_scaling=linear", "model.rope_factor=2"]
     run(*rotary, *options, "optim.max_steps=2", "optim.warmup_steps=0")
     export_hf.main([str(run.out_dir), str(tmp_path / "hf")])
     theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
@@ -179,7 +179,7 @@ def test_a_rotary_run_is_exported(run, tmp_path, options, model_type, architectu
         assert torch.equal(back.model.state_dict()[name], tensor)
     card = (tmp_path / "hf" / "README.md").read_text()
     assert f"`{architecture}`" in card and "| trained | 2 steps" in card
-    assert "| validation loss |" in card and "rope_scaling: 2.0" in card
+    assert "| validation loss |" in card and "rope_scaling: linear" in card
     assert str(tmp_path) not in card
     export_hf.main([str(tmp_path / "back"), str(tmp_path / "twice")])
     assert "| trained |" not in (tmp_path / "twice" / "README.md").read_text()

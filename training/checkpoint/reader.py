@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.reader import from_record
+from configs.renamed import current_settings
 from data.files import differing, leaves, parse_json
 from model.config import ModelConfig
 from training.checkpoint.contents import (
@@ -207,12 +208,14 @@ class Checkpoint:
 
 
 def _with_later_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a checkpoint, with defaults for settings that are newer than it.
+    """Settings of a checkpoint in current names, with defaults for settings newer than it.
 
     The default of a new setting is the behaviour before it existed.
     """
     defaults = {"model": asdict(ModelConfig()), "optim": asdict(AdamWConfig(max_steps=1))}
     known, old_behaviour = dict(leaves(saved)), dict(leaves(defaults))
+    for name, value in [*known.items()]:
+        known |= current_settings(name, value)
     later = (dict(leaves(wanted)).keys() - known.keys()) & old_behaviour.keys()
     return known | {name: old_behaviour[name] for name in later}
 

@@ -76,6 +76,8 @@ class TrainConfig:
         path, schedule = given.get("data.path"), given.get("model.context_schedule")
         if schedule and schedule[-1] and type(schedule[-1][0]) is int:
             defaults["model.context_length"] = schedule[-1][0]
+            if given.get("model.rope_scaling", "none") != "none" and schedule[0][:1] > [0]:
+                defaults["model.rope_factor"] = schedule[-1][0] / schedule[0][0]
         if "model.vocab_size" not in given and path and (Path(path) / MANIFEST).is_file():
             defaults["model.vocab_size"] = Manifest.load(Path(path)).tokenizer.vocab_size
         return defaults

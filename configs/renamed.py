@@ -1,0 +1,36 @@
+"""Values of settings that earlier versions wrote into files, and the settings they are now."""
+
+from typing import Any
+
+KEYS = ("model.attention", "model.rope_scaling")
+"""Settings with such values."""
+
+
+def current_settings(key: str, value: Any) -> dict[str, Any]:
+    """Return the current settings for an earlier value, by key; empty if the value is current."""
+    if key == "model.attention" and value == "unfused":
+        return {key: "eager"}
+    if key == "model.rope_scaling" and type(value) in (int, float):  # the factor of "linear"
+        return {key: "none" if value == 1 else "linear", "model.rope_factor": float(value)}
+    return {}
+
+
+def in_words(key: str, value: Any) -> str:
+    """Return the current form of an earlier value, for a message; empty if the value is current."""
+    settings = current_settings(key, value)
+    if not settings:
+        return ""
+    others = [f"{name}={current}" for name, current in settings.items() if name != key]
+    return " with ".join([str(settings[key]), *others])
+
+
+def with_current_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a file, by section, with its earlier values replaced."""
+    for key in KEYS:
+        section, _, name = key.rpartition(".")
+        settings = values.get(section)
+        if isinstance(settings, dict) and name in settings:
+            current = current_settings(key, settings[name])
+            renamed = {k.removeprefix(f"{section}."): v for k, v in current.items()}
+            values = values | {section: settings | renamed}
+    return values
