@@ -1,4 +1,4 @@
-"""Pass key retrieval: accuracy by prompt length and depth of the key in the prompt."""
+"""Recall of hidden facts, such as pass keys: accuracy by prompt length and depth in the prompt."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.text.passkey import DOORS, Prompt, draw_keys, make_prompt
+from data.text.passkey import Prompt, make_prompt
+from data.text.recall_tasks import KEYS, Task
 from data.text.shards import TokenStream
 from data.text.tokenizer import TextTokenizer
 from evaluation.results import Row
@@ -22,21 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """Set of pass key prompts.
+    """Set of prompts of a recall task.
 
     Raises:
-        ValueError: a depth is outside [0, 1], there is no prompt, or more keys than doors.
+        ValueError: a depth is outside [0, 1], there is no prompt, or more facts than names.
     """
 
     lengths: Sequence[int]
     """Prompt lengths in tokens, including the answer."""
     depths: Sequence[float]
-    """Positions of the needle: 0 is the beginning of the haystack, 1 its end."""
+    """Positions of the first sentence: 0 is the beginning of the haystack, 1 its end."""
     n: int
     """Number of prompts for each length and depth."""
     others: int = 0
-    """Number of distractors: keys of other doors in each prompt, at random depths."""
+    """Number of distractors: other facts in each prompt, at random depths."""
     seed: int = 0
+    task: Task = KEYS
 
     def __post_init__(self) -> None:
         if not self.lengths or not self.depths or self.n < 1:
@@ -44,8 +46,8 @@ class Trials:
         for depth in self.depths:
             if not 0 <= depth <= 1:
                 raise ValueError(f"depth={depth} must be in [0, 1]: 0 is the beginning")
-        if not 0 <= self.others < len(DOORS):
-            raise ValueError(f"others={self.others} must be in [0, {len(DOORS) - 1}]")
+        if not 0 <= self.others < self.task.most:
+            raise ValueError(f"others={self.others} must be in [0, {self.task.most - 1}]")
 
     def prompts(
         self, tokenizer: TextTokenizer, haystack: TokenStream, length: int, depth: float
@@ -54,8 +56,8 @@ class Trials:
         for number in range(self.n):
             rng = np.random.default_rng((self.seed, length, round(1000 * depth), number))
             first = int(rng.integers(0, len(haystack) - length + 1))
-            keys = draw_keys(rng, [depth, *rng.random(self.others).tolist()])
-            yield make_prompt(tokenizer, haystack.read(first, length), keys, length)
+            facts = self.task.draw(rng, [depth, *self.task.random_depths(rng, self.others)])
+            yield make_prompt(tokenizer, haystack.read(first, length), facts, length)
 
 
 @torch.no_grad()
@@ -87,7 +89,7 @@ def score(
     batch_tokens: int,
     context: Callable[[], AbstractContextManager],
 ) -> Iterator[Row]:
-    """Yield a row for each length and depth: keys found, prompts, and the interval of the accuracy.
+    """Yield a row for each length and depth: answers found, prompts, and the accuracy's interval.
 
     All models get the same prompts: these depend only on trials, tokenizer and haystack.
 
@@ -140,8 +142,10 @@ def by_length(rows: Sequence[Row]) -> list[Row]:
     return merged
 
 
-def draw(runs: Mapping[str, Sequence[Row]], columns: int | None = None) -> "Figure":
-    """Draw a heat map for each run: percentage of keys found, by length (down) and depth (across).
+def draw(
+    runs: Mapping[str, Sequence[Row]], columns: int | None = None, task: Task = KEYS
+) -> "Figure":
+    """Draw a heat map for each run: percentage found, by length (down) and depth (across).
 
     `columns` is the number of heat maps per line; None puts all of them in one line.
     """
@@ -168,8 +172,8 @@ def draw(runs: Mapping[str, Sequence[Row]], columns: int | None = None) -> "Figu
         axes.set_xticks(range(len(depths)), [f"{depth:.0%}" for depth in depths], fontsize=7)
         axes.set_yticks(range(len(lengths)), [f"{length:,}" for length in lengths])
         axes.set_title(label, fontsize=10)
-        axes.set_xlabel("depth of the key")
+        axes.set_xlabel(task.depth)
         axes.set_ylabel("tokens")
     assert image is not None
-    figure.colorbar(image, ax=panels.tolist(), label="keys found, of 100")
+    figure.colorbar(image, ax=panels.tolist(), label=f"{task.found}, of 100")
     return figure

@@ -1,13 +1,19 @@
 """Measure how often runs find a pass key in a long text, by length and depth.
 
     python -m scripts.passkey out/gpt2_small_4k [RUN ...] [--lengths 1024 4096] [--depths 0 0.5 1]
+    python -m scripts.passkey out/gpt2_small_4k [RUN ...] --task chains
 
 A prompt is text of the validation split. At some depth, a sentence names the key of a door, which
 has five digits. The prompt ends with the question for that key. --others also hides keys of other
 doors. A key counts as found if greedy decoding gives all its digits. All runs get the same prompts.
+
+With --task chains, an answer needs two hops: one sentence gives the code of a box, another says
+which door opens with it, and the question is for the code of that door. The depth is that of the
+first sentence. The other follows at a random later depth.
+
 Models that were not trained on the task seldom solve it, however good their loss:
 scripts.prepare_passkey makes text that teaches it. Writes passkey.json and passkey.png, a heat map,
-to --out.
+to --out, or chains.json and chains.png.
 """
 
 import argparse
@@ -29,6 +35,11 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add_checkpoint_option(parser)
+    add("--task", choices=("key", "chains"), default="key", help="(default: %(default)s)")
+    add(
+        "--order", choices=("random", "box-first", "door-first"),
+        help="for chains: order of the two sentences (default: random)",
+    )  # fmt: skip
     add(
         "--lengths", type=int, nargs="+", metavar="TOKENS",
         help="prompt lengths (default: the run's context, a half, a quarter and an eighth of it, "
@@ -36,13 +47,17 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     add(
         "--depths", type=float, nargs="+", default=[n / 10 for n in range(11)], metavar="SHARE",
-        help="positions of the key in the prompt, from 0 to 1 (default: eleven)",
+        help="positions of the key, or of the first sentence of a chain, from 0 to 1 "
+        "(default: eleven)",
     )  # fmt: skip
     add(
         "--trials", type=int, default=20, metavar="N",
         help="prompts per length and depth (default: %(default)s)",
     )  # fmt: skip
-    add("--others", type=int, default=0, metavar="N", help="other keys (default: %(default)s)")
+    add(
+        "--others", type=int, metavar="N",
+        help="other keys or chains in each prompt (default: 0 keys, 4 chains)",
+    )  # fmt: skip
     add("--data", type=Path, metavar="FOLDER", help="token shards (default: the first run's)")
     add("--seed", type=int, default=0, help="seed of the prompts (default: %(default)s)")
     add(
@@ -54,19 +69,15 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-from functools import partial
-
-from data.text.passkey import tokens_of_key
-from data.text.shards import TokenStream
+from data.text.passkey import tokens_of_fact
+from data.text.recall_tasks import KEYS, TASKS, Task, chains_in_order
 from evaluation.markdown import dict_table
 from evaluation.passkey import Trials, by_length, draw, score
+from evaluation.prompts import open_runs, precision_of
 from evaluation.results import Row, write_result
-from evaluation.runs import describe, labels, open_run
-from evaluation.score import check_tokenizer
+from evaluation.runs import describe
 from evaluation.style import save
-from training.checkpoint.choice import find_checkpoint
 from training.distributed import start_processes
-from training.numerics import autocast
 
 SHARES = (8, 4, 2, 1)  # divisors of the context length
 
@@ -74,26 +85,31 @@ SHARES = (8, 4, 2, 1)  # divisors of the context length
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
-    runs = [open_run(folder, find_checkpoint(folder, args.checkpoint)) for folder in args.runs]
-    haystack = TokenStream(args.data or runs[0].config.data.path, "val")
-    names = labels(runs)
+    task = TASKS[args.task]
+    if args.order is not None:
+        if args.task != "chains":
+            raise ValueError(
+                f"--order={args.order} changes nothing with --task {args.task}, whose facts have a "
+                "single sentence: leave it out, or add --task chains"
+            )
+        task = chains_in_order(args.order)
+    others = task.others if args.others is None else args.others
+    runs, haystack = open_runs(args.runs, args.checkpoint, args.data)
     found: dict[str, list[Row]] = {}
     results = []
     with start_processes(args.device) as processes:
         device = processes.device
-        for name, run in zip(names, runs, strict=True):
-            check_tokenizer(run, haystack)
+        for label, run in runs.items():
             context_length = run.config.model.context_length
-            least = (1 + args.others) * tokens_of_key(run.tokenizer)
+            least = (1 + others) * tokens_of_fact(task, run.tokenizer)
             trials = Trials(
                 lengths=args.lengths or default_lengths(context_length, least),
                 depths=args.depths,
                 n=args.trials,
-                others=args.others,
+                others=others,
                 seed=args.seed,
+                task=task,
             )
-            dtype = run.config.run.dtype if device.type == "cuda" else "float32"
-            label = name if names.count(name) == 1 else f"{name}, seed {run.seed_number}"
             found[label] = []
             for row in score(
                 run.model.to(device),
@@ -101,17 +117,19 @@ def main(argv: Sequence[str] | None = None) -> None:
                 haystack,
                 trials,
                 batch_tokens=args.batch_tokens,
-                context=partial(autocast, dtype, device),
+                context=precision_of(run, device),
             ):
                 found[label].append(row)
             results.append({"label": label, "rows": found[label], "about": describe(run)})
     args.out.mkdir(parents=True, exist_ok=True)
-    write_result(
-        args.out / "passkey.json", {"seed": args.seed, "others": args.others, "runs": results}
-    )
-    save(draw(found), args.out / "passkey.png")
-    print(table_of(found), end="")
-    print(f"wrote {args.out / 'passkey.json'} and passkey.png")
+    settings = {"seed": args.seed, "others": others}
+    if args.task == "chains":
+        settings["order"] = args.order or "random"
+    path = args.out / f"{task.kind}.json"
+    write_result(path, {**settings, "runs": results})
+    save(draw(found, task=task), path.with_suffix(".png"))
+    print(table_of(found, task), end="")
+    print(f"wrote {path} and {path.stem}.png")
 
 
 def default_lengths(context_length: int, least: int) -> list[int]:
@@ -123,19 +141,20 @@ def default_lengths(context_length: int, least: int) -> list[int]:
     lengths = [context_length // share for share in SHARES if context_length // share >= least]
     if not lengths:
         raise ValueError(
-            f"model.context_length={context_length} must be at least {least}: the keys and the "
-            "question take that many tokens. Choose a run with a longer context"
+            f"model.context_length={context_length} must be at least {least}: the hidden "
+            "sentences and the question take that many tokens. Choose a run with a longer context, "
+            "or fewer --others"
         )
     return lengths
 
 
-def table_of(runs: dict[str, list[Row]]) -> str:
+def table_of(runs: dict[str, list[Row]], task: Task = KEYS) -> str:
     """Format the accuracy by length over all depths, with 95% intervals, as Markdown."""
     return dict_table(
         {
             "run": label,
             "tokens": f"{row['length']:,}",
-            "keys found": f"{row['found'] / row['of']:.1%} ({row['low']:.1%} to {row['high']:.1%})",
+            task.found: f"{row['found'] / row['of']:.1%} ({row['low']:.1%} to {row['high']:.1%})",
             "depth of most misses": f"{_worst(rows, row['length']):.0%}",
         }
         for label, rows in runs.items()

@@ -4,6 +4,7 @@
     python train.py configs/gpt2_small_4k.yaml data.path=out/data/books \\
       'data.mix=[{path: out/data/passkey, weight: 0.25}]'
 
+--task chains teaches the chains of scripts.passkey instead, whose answers need two hops.
 Haystacks are text of CORPUS, and the shards use its tokenizer. Set --longest to twice the context
 length. Training cuts texts anywhere, so it rarely sees both ends of a text as long as the context.
 """
@@ -22,6 +23,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("corpus", type=Path, metavar="CORPUS", help="folder of a prepared text")
     add("--out", required=True, help="folder for the shards")
+    add("--task", choices=("key", "chains"), default="key", help="(default: %(default)s)")
     add("--documents", type=int, default=60_000, metavar="N", help="(default: %(default)s)")
     add(
         "--longest", type=int, default=8192, metavar="TOKENS",
@@ -33,6 +35,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 from data.text.passkey import PasskeySource
 from data.text.prepare import prepare
+from data.text.recall_tasks import TASKS
 from data.text.shards import TOKENIZER
 from training.signals import on_interrupt
 
@@ -40,7 +43,7 @@ from training.signals import on_interrupt
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
-    source = PasskeySource(args.corpus, args.documents, args.longest, args.seed)
+    source = PasskeySource(args.corpus, args.documents, args.longest, args.seed, TASKS[args.task])
     with on_interrupt(lambda: ": the same command resumes from here"):
         report = prepare(source, args.out, tokenizer=str(args.corpus / TOKENIZER))
     for split, info in report.manifest.splits.items():

@@ -1,39 +1,24 @@
-"""Pass key retrieval: a long text hides pass keys, and questions at its end ask for them.
+"""Recall tasks in long texts: prompts of an exact length, and documents that teach a task.
 
-The task follows Mohtashami and Jaggi 2023, "Landmark Attention" (arXiv 2305.16300), with haystacks
-of real text. Each key belongs to a numbered door, so that a text can hold several keys. Prompts of
-an exact length are used for evaluation, documents for training.
+A haystack of real text hides the sentences of facts, and questions at its end ask for them. Prompts
+are used for evaluation, documents for training. The tasks are those of data/text/recall_tasks.py.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data.text.documents import Document
+from data.text.recall_tasks import KEYS, Fact, Task
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 
-NEEDLE = (
-    "\nThe pass key of door {door} is {digits}. Remember it. "
-    "{digits} is the pass key of door {door}.\n"
-)
-QUESTION = "\nWhat is the pass key of door {door}? The pass key of door {door} is"
-ANSWER = " {digits}."
-DOORS = range(100, 1000)
 VAL_EVERY = 100
-
-
-class Key(NamedTuple):
-    """Hidden pass key of a door."""
-
-    door: int
-    digits: str
-    depth: float
-    """Relative position in the haystack: 0 at the beginning, 1 at the end."""
 
 
 class Prompt(NamedTuple):
@@ -48,7 +33,7 @@ class Prompt(NamedTuple):
 def make_prompt(
     tokenizer: TextTokenizer,
     haystack: np.ndarray,
-    keys: Sequence[Key],
+    facts: Sequence[Fact],
     length: int,
     *,
     n_asked: int = 1,
@@ -57,22 +42,19 @@ def make_prompt(
 
     Args:
         haystack: int64 token ids of text, at least `length` of them.
-        keys: Keys of different doors, in any order.
-        n_asked: The first `n_asked` >= 1 keys are asked for, one after the other.
+        facts: Facts with different names, in any order.
+        n_asked: The first `n_asked` >= 1 facts are asked for, one after the other.
 
     Raises:
         ValueError: The length has no room for needles and questions.
     """
-    needles = [
-        (key.depth, tokenizer.encode(NEEDLE.format(door=key.door, digits=key.digits)))
-        for key in keys
-    ]
+    needles = [(depth, tokenizer.encode(text)) for fact in facts for depth, text in fact.sentences]
     questions: list[int] = []
     answer: list[int] = []
-    for key in keys[:n_asked]:
+    for fact in facts[:n_asked]:
         # Keep the answer's full stop, as in the needle: some tokenizers merge it with the digits.
-        questions += [*answer, *tokenizer.encode(QUESTION.format(door=key.door))]
-        answer = tokenizer.encode(ANSWER.format(digits=key.digits))
+        questions += [*answer, *tokenizer.encode(fact.question)]
+        answer = tokenizer.encode(fact.answer)
     del answer[-len(tokenizer.encode(".")) :]
     room = length - sum(len(needle) for _, needle in needles) - len(questions) - len(answer)
     if room < 0:
@@ -82,7 +64,7 @@ def make_prompt(
         )
     tokens: list[int] = []
     start = 0
-    for depth, needle in sorted(needles):
+    for depth, needle in sorted(needles, key=itemgetter(0)):  # stable: keeps the order of a fact
         position = round(depth * room)
         tokens += [*haystack[start:position].tolist(), *needle]
         start = position
@@ -90,30 +72,22 @@ def make_prompt(
     return Prompt(tokens, len(answer))
 
 
-def draw_keys(rng: np.random.Generator, depths: Sequence[float]) -> list[Key]:
-    """Draw keys of five digits without a leading 0, for different doors."""
-    doors = rng.permutation(DOORS)[: len(depths)].tolist()
-    digits = rng.integers(10_000, 100_000, len(depths)).tolist()
-    return [
-        Key(door, str(key), depth) for door, key, depth in zip(doors, digits, depths, strict=True)
-    ]
-
-
-def tokens_of_key(tokenizer: TextTokenizer) -> int:
-    """Tokens of a needle, its question and the answer."""
-    texts = (text.format(door=999, digits=99_999) for text in (NEEDLE, QUESTION, ANSWER))
+def tokens_of_fact(task: Task, tokenizer: TextTokenizer) -> int:
+    """Tokens of a fact's sentences, its question and the answer."""
+    sentences, question, answer = task.example
+    texts = (*(text for _, text in sentences), question, answer)
     return sum(len(tokenizer.encode(text)) for text in texts)
 
 
 @dataclass(frozen=True)
 class PasskeySource:
-    """Source of documents with pass keys and questions for all keys, in text of a prepared corpus.
+    """Source of documents with facts and questions for all of them, in text of a prepared corpus.
 
-    Lengths range from slightly more than a needle and its question to `longest` tokens. Each octave
-    of lengths has the same total number of tokens. Depths are uniform. Needles and questions take
-    at most half of a text. The number of keys is log-uniform: each octave has the same number of
-    texts. Some documents are therefore easy, and long ones have many distances between key and
-    question. Each document is a pure function of seed and number.
+    Lengths range from slightly more than a fact and its question to `longest` tokens. Each octave
+    of lengths has the same total number of tokens. Depths are uniform. Facts and questions take at
+    most half of a text. The number of facts is log-uniform: each octave has the same number of
+    texts. Some documents are therefore easy, and long ones have many distances between fact and
+    question. Each document is a pure function of task, seed and number.
 
     Raises:
         ValueError: `longest` has no room for a haystack, no document is for validation, or the
@@ -124,6 +98,7 @@ class PasskeySource:
     n_documents: int
     longest: int
     seed: int = 0
+    task: Task = KEYS
 
     def __post_init__(self) -> None:
         if self.n_documents < VAL_EVERY:
@@ -134,19 +109,25 @@ class PasskeySource:
         if self.longest <= self._shortest:
             raise ValueError(
                 f"longest={self.longest} tokens must be above {self._shortest}, most of which are "
-                "a needle and its question."
+                f"a {self.task.noun} and its question."
             )
         for split, stream in self._streams.items():
             if len(stream) < self._shortest:
                 raise ValueError(
-                    f"{split} of {self.corpus} has {len(stream)} tokens, but a document with a key "
-                    f"needs {self._shortest}: pass a larger corpus."
+                    f"{split} of {self.corpus} has {len(stream)} tokens, but a document with a "
+                    f"{self.task.noun} needs {self._shortest}: pass a larger corpus."
                 )
 
     def describe(self) -> dict[str, Any]:
         manifest = self._streams["train"].manifest
-        settings = asdict(self) | {"corpus": self.corpus.resolve().name}
-        return {"kind": "passkey", **settings, "tokens": manifest.splits["train"].tokens}
+        return {
+            "kind": self.task.kind,
+            "corpus": self.corpus.resolve().name,
+            "n_documents": self.n_documents,
+            "longest": self.longest,
+            "seed": self.seed,
+            "tokens": manifest.splits["train"].tokens,
+        }
 
     def documents(self, start: int = 0) -> Iterator[Document]:
         for number in range(start, self.n_documents):
@@ -160,22 +141,21 @@ class PasskeySource:
         # density 1 / length^2, so that each octave of lengths has the same number of tokens
         length = int(1 / rng.uniform(1 / longest, 1 / self._shortest))
         first = int(rng.integers(0, len(stream) - length + 1))
-        max_keys = min(max(1, length // (2 * self._one_key)), len(DOORS))
-        n_keys = int(max_keys ** rng.random())
-        keys = draw_keys(rng, rng.random(n_keys).tolist())
-        haystack = stream.read(first, length)
-        prompt = make_prompt(self._tokenizer, haystack, keys, length, n_asked=n_keys)
+        most = min(max(1, length // (2 * self._one_fact)), self.task.most)
+        n = int(most ** rng.random())
+        facts = self.task.draw(rng, self.task.random_depths(rng, n))
+        prompt = make_prompt(self._tokenizer, stream.read(first, length), facts, length, n_asked=n)
         eot = stream.manifest.tokenizer.eot_id
         return self._tokenizer.decode([t for t in prompt.tokens if t != eot]) + "."
 
     @cached_property
-    def _one_key(self) -> int:
-        return tokens_of_key(self._tokenizer)
+    def _one_fact(self) -> int:
+        return tokens_of_fact(self.task, self._tokenizer)
 
     @property
     def _shortest(self) -> int:
-        """Minimum number of tokens of a document: one key and a little text."""
-        return 16 + self._one_key
+        """Minimum number of tokens of a document: one fact and a little text."""
+        return 16 + self._one_fact
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer:

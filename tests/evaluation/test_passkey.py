@@ -5,12 +5,12 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from data.text.passkey import DOORS, Key, PasskeySource, draw_keys, make_prompt
+from data.text.passkey import PasskeySource, make_prompt
 from data.text.prepare import prepare
+from data.text.recall_tasks import key
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.sources import open_source
 from data.text.tokenizer import load_tokenizer
@@ -36,7 +36,7 @@ def haystack(corpus):
 @pytest.mark.parametrize("depth", [0.0, 0.37, 1.0])
 @pytest.mark.parametrize("length", [190, 191, 500])
 def test_a_prompt_has_its_length_needle_and_answer(tokenizer, haystack, depth, length) -> None:
-    prompt = make_prompt(tokenizer, haystack.read(0, length), [Key(417, "71432", depth)], length)
+    prompt = make_prompt(tokenizer, haystack.read(0, length), [key(417, 71432, depth)], length)
     assert len(prompt.tokens) == length
     text = tokenizer.decode(prompt.tokens)
     needle = (
@@ -50,11 +50,12 @@ def test_a_prompt_has_its_length_needle_and_answer(tokenizer, haystack, depth, l
 
 
 def test_several_keys_and_some_questions(tokenizer, haystack) -> None:
-    keys = [Key(100, "11111", 1.0), Key(101, "22222", 0.0), Key(102, "33333", 0.5)]
+    numbers = [(100, 11111, 1.0), (101, 22222, 0.0), (102, 33333, 0.5)]
+    keys = [key(*values) for values in numbers]
     prompt = make_prompt(tokenizer, haystack.read(0, 900), keys, 900, n_asked=2)
     assert len(prompt.tokens) == 900
     text = tokenizer.decode(prompt.tokens)
-    parts = [text.index(f"door {door} is {key}") for door, key, _ in keys]
+    parts = [text.index(f"door {door} is {digits}") for door, digits, _ in numbers]
     assert parts[1] == len("\nThe pass key of ") and parts[1] < parts[2] < parts[0]
     assert text.endswith(
         "\nWhat is the pass key of door 100? The pass key of door 100 is 11111."
@@ -66,7 +67,7 @@ def test_several_keys_and_some_questions(tokenizer, haystack) -> None:
 
 def test_a_prompt_needs_room(tokenizer, haystack) -> None:
     with pytest.raises(ValueError, match="a prompt of 20 tokens has no room for needles"):
-        make_prompt(tokenizer, haystack.read(0, 20), [Key(417, "71432", 0.5)], 20)
+        make_prompt(tokenizer, haystack.read(0, 20), [key(417, 71432, 0.5)], 20)
 
 
 def test_answers_match_greedy_decoding(tokenizer, haystack) -> None:
@@ -75,7 +76,7 @@ def test_answers_match_greedy_decoding(tokenizer, haystack) -> None:
         vocab_size=tokenizer.vocab_size, context_length=200, n_layer=1, n_head=2, n_embd=16
     )
     model = GPT(config).eval()
-    keys = [Key(417, "12345", 0.5)]
+    keys = [key(417, 12345, 0.5)]
     prompts = [make_prompt(tokenizer, haystack.read(n, 190), keys, 190) for n in range(6)]
     tokens = torch.tensor([p.tokens for p in prompts])
     n_answer = torch.tensor([3, 2, 3, 1, 3, 3])
@@ -190,12 +191,6 @@ def test_a_corpus_too_small_for_a_document_is_refused(corpus, tmp_path) -> None:
     prepare(source, tmp_path / "shards", tokenizer=str(corpus / TOKENIZER))
     with pytest.raises(ValueError, match=r"val of .* tokens, but a document with a key needs 1"):
         PasskeySource(tmp_path / "shards", 100, longest=400)
-
-
-def test_keys_have_five_digits_and_different_doors() -> None:
-    keys = draw_keys(np.random.default_rng(0), [0.5] * len(DOORS))
-    assert sorted(key.door for key in keys) == [*DOORS]
-    assert {len(key.digits) for key in keys} == {5} and len({key.digits for key in keys}) > 880
 
 
 def test_prepare_and_evaluate_commands(run, corpus, tmp_path, capsys) -> None:

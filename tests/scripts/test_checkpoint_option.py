@@ -12,7 +12,7 @@ from training.metrics import Record
 LOSSES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 4.0}
 COMMANDS = [
     (sample, "scripts.sample"),
-    (passkey, "scripts.passkey"),
+    (passkey, "evaluation.prompts"),
     (evaluate, "evaluation.score"),
 ]
 
