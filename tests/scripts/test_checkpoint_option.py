@@ -4,7 +4,7 @@ import pytest
 from safetensors.torch import load_file
 
 from evaluation.runs import open_run
-from scripts import evaluate, export_hf, passkey, sample
+from scripts import evaluate, export_hf, passkey, repeats, sample
 from training.checkpoint.folders import checkpoint_folder
 from training.language.task import LanguageTask
 from training.metrics import Record
@@ -13,6 +13,7 @@ LOSSES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 4.0}
 COMMANDS = [
     (sample, "scripts.sample"),
     (passkey, "evaluation.prompts"),
+    (repeats, "evaluation.prompts"),
     (evaluate, "evaluation.score"),
 ]
 
