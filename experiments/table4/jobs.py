@@ -12,12 +12,12 @@ from evaluation.sums import Scored, read_scored
 from experiments.sweep import Run, refuse_overrides
 from experiments.table4.models import MODELS, Budget, Model
 from model.config import DEFAULT_ROPE_BASE
-from model.flops import train_flops_per_token
 from training.checkpoint.contents import Progress
 from training.checkpoint.folders import latest_checkpoint
 from training.checkpoint.reader import Checkpoint
 from training.config import RUN_CONFIG
 from training.language.config import TrainConfig, load_config
+from training.language.stages import flops_per_token
 from training.metrics import read_evaluations, read_metrics
 
 LOG_STEPS = 10  # steps between records of the training loss
@@ -170,7 +170,7 @@ def make_jobs(
     for job in jobs:
         job.config.grad_accum_steps(gpus_per_run)
         check_same_settings(job.folder, job.config, may_differ=job.may_differ)
-        per_token = train_flops_per_token(job.config.model, causal=True)
+        per_token = flops_per_token(job.config.model, job.config.stages, causal=True)
         flops[job.folder] = per_token * job.config.optim.max_steps
 
     @cache

@@ -6,6 +6,9 @@ _BUTTERFLY = ("model.mask.pattern=butterfly",)
 _OF_4K = ("data.consecutive_windows=4",)
 _DOCUMENTS = ("data.document_mask=true",)
 _LEARNED = ("model.positions=learned",)
+_GROWS = ("model.positions=rotary", "model.rope_scaling=ntk")
+_TO_4K = (*_GROWS, "model.context_schedule=[[1024,0.75],[4096,0.25]]")
+_TO_16K = (*_GROWS, "model.context_schedule=[[1024,0.75],[4096,0.125],[16384,0.125]]")
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Model:
 
 
 # 1k_of_4k sees the same tokens as 4k in the same order, with the history of 1k. It differs from 1k
-# in the similarity of the sequences in a batch, and from 4k in attention only.
+# in the similarity of the sequences in a batch, and from 4k in attention only. 1k_to_4k grows its
+# context within one run; 1k_to_4k_longer has as many tokens as 1k and 1k_then_4k together.
 MODELS = {
     "1k": Model("1k"),
     "1k_of_4k": Model("1k", _OF_4K),
@@ -32,6 +36,9 @@ MODELS = {
     "4k": Model("4k"),
     "8k": Model("8k"),
     "16k": Model("16k"),
+    "1k_to_4k": Model("4k", _TO_4K),
+    "1k_to_4k_longer": Model("4k", _TO_4K, share=4 / 3),
+    "1k_to_16k": Model("16k", _TO_16K),
     "4k_butterfly": Model("4k", _BUTTERFLY),
     "16k_butterfly": Model("16k", _BUTTERFLY),
     "4k_butterfly_same_time": Model("4k", _BUTTERFLY, same_time_as="4k"),
@@ -82,6 +89,7 @@ _SHORT = (
     *("model.dropout=0", "model.attention_dropout=0"),
     *("optim.lr=1e-3", "optim.betas=[0.9,0.95]"),
 )
+_BILLION = ("1k", "1k_of_4k", "4k", "1k_to_4k", "1k_to_16k", "16k_butterfly")
 _TINY = (
     *("model.n_layer=2", "model.n_head=2", "model.n_embd=32"),
     *("run.compile=false", "run.dtype=float32"),  # for a CPU
@@ -93,8 +101,19 @@ BUDGETS = {
     ),
     "minutes": Budget(steps=3_600, batch_tokens=32_768, seeds=3, overrides=_SHORT),
     "hours": Budget(steps=2_200, batch_tokens=131_072, seeds=1, overrides=_SHORT),
+    "billion": Budget(
+        steps=7_630, batch_tokens=131_072, seeds=3, overrides=_SHORT, models=_BILLION
+    ),
+    "two_billion": Budget(
+        steps=15_260,
+        batch_tokens=131_072,
+        seeds=1,
+        overrides=_SHORT,
+        models=("1k", "4k", "1k_to_4k"),
+    ),
     "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),
 }
 """smoke: a test of the command on a CPU. minutes: 118M tokens. hours: 288M tokens, with four times
-as many per step, so that a step of long windows also has many texts. paper: 210B tokens, as in
+as many per step, so that a step of long windows also has many texts. billion: 1.0B, with steps of
+that size; two_billion: twice as many steps. paper: 210B tokens, as in
 arXiv 2205.14135, appendix E.2."""

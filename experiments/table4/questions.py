@@ -36,6 +36,18 @@ QUESTIONS = (
         (("4k", "1k_of_4k"), ("1k_then_4k", "1k_then_1k_of_4k")),
         by_position=True,
     ),
+    Question(
+        "a context that grows in one run, equal tokens",
+        (
+            *(("1k_to_4k", other) for other in ("1k", "4k")),
+            *(("1k_to_16k", other) for other in ("1k", "1k_to_4k")),
+        ),
+        by_position=True,
+    ),
+    Question(
+        "a context that grows in one run instead of in two, equal tokens",
+        (("1k_to_4k_longer", "1k_then_4k"),),
+    ),
     Question("longer context from scratch, equal time", (("4k", "1k_same_time"),)),
     Question(
         "longer context for a trained 1K model, equal tokens",

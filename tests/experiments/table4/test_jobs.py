@@ -42,7 +42,7 @@ def finish(folder, *, step, gpu_hours, max_steps=None):
     )
 
 
-@pytest.mark.parametrize("budget", ["minutes", "hours", "paper"])
+@pytest.mark.parametrize("budget", ["minutes", "hours", "billion", "paper"])
 def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
     plain = [name for name, model in MODELS.items() if model == replace(model, **WHOLE)]
     configs = [job.config for job in jobs_of(plain, tmp_path, budget)]
@@ -275,3 +275,17 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     with pytest.raises(ValueError, match=changed):
         jobs_of(["1k"], tmp_path, "minutes")
     jobs_of(["1k"], tmp_path, "smoke", gpus_per_run=2)  # a batch may be divided otherwise
+
+
+def test_a_context_that_grows_in_one_run_has_the_positions_of_two_runs(tmp_path):
+    (job,) = jobs_of(["1k_to_4k"], tmp_path, "billion")
+    assert [(s.context_length, s.last_step) for s in job.config.stages] == [
+        (1024, 5722),
+        (4096, 7630),
+    ]
+    *_, by_hand = jobs_of(["1k_then_4k"], tmp_path, "billion")
+    assert by_hand.config.model.context_length == 4096
+    assert round(job.config.model.scaled_rope_base) == by_hand.config.model.rope_base
+    jobs = jobs_of(["1k_to_4k_longer", "1k_then_4k"], tmp_path, "hours")
+    steps = {job.name: job.config.optim.max_steps for job in jobs}
+    assert steps["1k_to_4k_longer"] == steps["1k"] + steps["1k_then_4k"]
