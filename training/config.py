@@ -163,8 +163,12 @@ class AdamWConfig:
     """Peak learning rate, after warmup."""
     min_lr: float = 0.0
     """Learning rate at the last step, at most lr."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Decay of the learning rate from lr to min_lr after warmup; constant: it stays at lr."""
+    schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
+    """Decay of the learning rate from lr to min_lr after warmup. wsd (warmup, stable, decay): it
+    stays at lr, then decays linearly over the last decay_share of the steps, so a run can be
+    extended from any earlier step. constant: it stays at lr."""
+    decay_share: float = 0.2
+    """wsd only: share of max_steps in which the learning rate decays, above 0 and at most 1."""
     warmup_steps: int = 0
     """Steps in which the learning rate first rises linearly from 0 to lr: fewer than max_steps."""
     weight_decay: float = 0.1
@@ -205,6 +209,15 @@ class AdamWConfig:
         if self.schedule == "constant" and self.min_lr != 0:
             raise ValueError(
                 f"optim.min_lr={self.min_lr} has no effect with optim.schedule=constant. Remove it"
+            )
+        if not 0 < self.decay_share <= 1:
+            raise ValueError(
+                f"optim.decay_share={self.decay_share} must be above 0 and at most 1. Try 0.2"
+            )
+        if self.schedule != "wsd" and self.decay_share != 0.2:
+            raise ValueError(
+                f"optim.decay_share={self.decay_share} has no effect with optim.schedule="
+                f"{self.schedule}. Remove it, or set optim.schedule=wsd"
             )
         for name in ("weight_decay", "grad_clip"):
             if not 0 <= (value := getattr(self, name)) < math.inf:

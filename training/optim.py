@@ -21,21 +21,24 @@ def learning_rate(step: int, config: AdamWConfig) -> float:
     """Learning rate of step `step`, counted from 0.
 
     It rises to lr over warmup_steps and then falls to min_lr at max_steps. The linear schedule is
-    that of the FlashAttention paper's GPT-2 runs (arXiv 2205.14135, appendix E.2).
+    that of the FlashAttention paper's GPT-2 runs (arXiv 2205.14135, appendix E.2), and wsd that of
+    MiniCPM (arXiv 2404.06395) with a linear decay.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
-    done = (step - config.warmup_steps) / (config.max_steps - config.warmup_steps)
-    done = min(done, 1.0)
-    left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    first = config.warmup_steps  # step at which the decay begins
+    if config.schedule == "wsd":
+        first = max(first, round((1.0 - config.decay_share) * config.max_steps))
+    done = min(max(step - first, 0) / max(config.max_steps - first, 1), 1.0)
+    left = 0.5 * (1.0 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1.0 - done
     return config.min_lr + left * (config.lr - config.min_lr)
 
 
 def schedule_change(step: int, before: AdamWConfig, now: AdamWConfig) -> str | None:
     """Log line about a learning rate schedule that changed at step `step`, or None."""
-    names = ("max_steps", "lr", "min_lr", "schedule", "warmup_steps")
+    names = ("max_steps", "lr", "min_lr", "schedule", "decay_share", "warmup_steps")
     values = [(name, getattr(before, name), getattr(now, name)) for name in names]
     changes = [
         f"optim.{name} changed from {old} to {new}" for name, old, new in values if old != new
@@ -43,9 +46,8 @@ def schedule_change(step: int, before: AdamWConfig, now: AdamWConfig) -> str | N
     old_lr, new_lr = learning_rate(step, before), learning_rate(step, now)
     if not changes or (old_lr == new_lr and before.schedule == now.schedule == "constant"):
         return None
-    return (
-        f"{', '.join(changes)}: the learning rate continues at {new_lr:.3g} instead of {old_lr:.3g}"
-    )
+    instead = "" if old_lr == new_lr else f" instead of {old_lr:.3g}"
+    return f"{', '.join(changes)}: the learning rate continues at {new_lr:.3g}{instead}"
 
 
 class AdamW(torch.optim.AdamW):

@@ -12,6 +12,7 @@ from training.optim import (
     learning_rate,
     make_optimizer,
     orthogonalize,
+    schedule_change,
     set_learning_rate,
 )
 
@@ -39,6 +40,28 @@ def test_decay(schedule, middle):
     assert learning_rate(500, c) == pytest.approx(end)
 
 
+@pytest.mark.parametrize(
+    ("warmup", "share", "first"), [(0, 0.2, 80), (10, 0.5, 50), (60, 0.5, 60), (0, 1.0, 0)]
+)
+def test_wsd_stays_at_lr_and_then_decays(warmup, share, first):
+    c = config(
+        lr=1.0, min_lr=0.25, schedule="wsd", decay_share=share, warmup_steps=warmup, max_steps=100
+    )
+    for step in range(warmup, 101):
+        left = 1.0 if step <= first else (100 - step) / (100 - first)
+        assert learning_rate(step, c) == pytest.approx(0.25 + 0.75 * left)
+    assert learning_rate(200, c) == 0.25
+
+
+def test_wsd_continues_at_the_same_rate_if_it_is_extended():
+    short, long = (config(lr=0.5, schedule="wsd", max_steps=n) for n in (100, 200))
+    assert [learning_rate(step, short) for step in range(81)] == [0.5] * 81
+    assert schedule_change(80, short, long) == (
+        "optim.max_steps changed from 100 to 200: the learning rate continues at 0.5"
+    )
+    assert schedule_change(90, short, long).endswith("continues at 0.5 instead of 0.25")
+
+
 def test_cosine_is_above_linear_early_and_below_late():
     linear, cosine = (config(lr=1.0, schedule=s) for s in ("linear", "cosine"))
     assert learning_rate(20, cosine) > learning_rate(20, linear)
@@ -55,6 +78,9 @@ def test_cosine_is_above_linear_early_and_below_late():
         ),
         ({"min_lr": 1.0}, "optim.min_lr=1.0 must be .*. Try optim.min_lr=0, or raise optim.lr"),
         ({"schedule": "constant", "min_lr": 1e-5}, "no effect with optim.schedule=constant"),
+        ({"schedule": "wsd", "decay_share": 0.0}, "optim.decay_share=0.0 must be above 0"),
+        ({"schedule": "wsd", "decay_share": 1.5}, "optim.decay_share=1.5 must be .* at most 1"),
+        ({"decay_share": 0.5}, "optim.decay_share=0.5 has no effect with optim.schedule=linear"),
         ({"grad_clip": -1.0}, "optim.grad_clip=-1.0 must be .* at least 0"),
     ],
 )
