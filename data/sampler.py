@@ -77,10 +77,7 @@ class WindowSampler:
 
     def __post_init__(self) -> None:
         length, n_targets = self.context_length, self.n_tokens - 1
-        if length < 1:
-            raise ValueError(f"context_length={length} must be at least 1.")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must not be negative.")
+        _check_sampler(length, self.seed)
         if n_targets < length:
             raise ValueError(
                 f"The corpus has {self.n_tokens} tokens, but one sample of context_length={length} "
@@ -95,20 +92,83 @@ class WindowSampler:
 
         Sample numbers are non-negative, of any shape, and count through all epochs.
         """
-        numbers = np.asarray(sample_numbers, dtype=np.int64)
-        if numbers.size and numbers.min() < 0:
-            raise IndexError(f"sample numbers must not be negative, but one is {numbers.min()}.")
-        epochs, indices = np.divmod(numbers, self.windows_per_epoch)
-        positions = np.empty_like(numbers)
+        epochs, positions = _visited_windows(sample_numbers, self.windows_per_epoch, self.seed)
+        positions *= self.context_length
         for epoch in np.unique(epochs).tolist():
-            mask = epochs == epoch
-            window = Permutation(self.windows_per_epoch, (self.seed, epoch))(indices[mask])
-            positions[mask] = self.epoch_offset(epoch) + window * self.context_length
+            positions[epochs == epoch] += self.epoch_offset(epoch)
         return positions
 
     def epoch_offset(self, epoch: int) -> int:
         """Stream position of the epoch's first window, in [0, context_length)."""
         return int(key_stream((self.seed, epoch, 1), 1)[0]) % self._n_offsets
+
+
+@dataclass(eq=False)
+class DocumentSampler:
+    """Cuts windows that begin where a document begins, and visits them as `WindowSampler` does.
+
+    A window is `context_length + 1` tokens and may hold several documents. The next window begins
+    with the first document after it, so the rest of the document in which a window ends is cut. The
+    windows are the same in every epoch.
+
+    Raises:
+        ValueError: No document begins early enough for a window, or an argument is out of range.
+    """
+
+    document_starts: npt.NDArray[np.int64]
+    """Stream position of the start of each document, ascending from 0."""
+    n_tokens: int
+    context_length: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_sampler(self.context_length, self.seed)
+        starts, length = self.document_starts, self.context_length
+        following = np.searchsorted(starts, starts + length).tolist()  # document after the window
+        n_usable = int(np.searchsorted(starts, self.n_tokens - length))
+        documents, document = [], 0
+        while document < n_usable:
+            documents.append(document)
+            document = following[document]
+        if not documents:
+            raise ValueError(
+                f"The corpus has {self.n_tokens} tokens, but one sample of context_length={length} "
+                f"needs {length + 1}; use a longer text or a shorter context."
+            )
+        self._starts = starts[documents]
+        self.windows_per_epoch = len(documents)
+
+    @property
+    def cut_tokens(self) -> int:
+        """Number of tokens that no window has."""
+        return self.n_tokens - 1 - self.windows_per_epoch * self.context_length
+
+    def position(self, sample_numbers: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Stream position at which each sample's window starts, as in `WindowSampler`."""
+        _, windows = _visited_windows(sample_numbers, self.windows_per_epoch, self.seed)
+        return self._starts[windows]
+
+
+def _check_sampler(context_length: int, seed: int) -> None:
+    if context_length < 1:
+        raise ValueError(f"context_length={context_length} must be at least 1.")
+    if seed < 0:
+        raise ValueError(f"seed={seed} must not be negative.")
+
+
+def _visited_windows(
+    sample_numbers: npt.ArrayLike, n_windows: int, seed: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Epoch of each sample and its window in [0, n_windows): int64, shaped like the numbers."""
+    numbers = np.asarray(sample_numbers, dtype=np.int64)
+    if numbers.size and numbers.min() < 0:
+        raise IndexError(f"sample numbers must not be negative, but one is {numbers.min()}.")
+    epochs, indices = np.divmod(numbers, n_windows)
+    windows = np.empty_like(numbers)
+    for epoch in np.unique(epochs).tolist():
+        mask = epochs == epoch
+        windows[mask] = Permutation(n_windows, (seed, epoch))(indices[mask])
+    return epochs, windows
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from data.text.batches import TrainBatches
+from data.text.shards import TokenStream
 from tests.training_runs import losses
 
 # one step that changes nothing: the losses depend on the batches only
@@ -30,8 +32,32 @@ def test_consecutive_windows_change_the_batches(run, tmp_path):
     assert first[1] != first[2]
 
 
-@pytest.mark.parametrize("change", ["data.consecutive_windows=2", "data.document_mask=true"])
+@pytest.mark.parametrize(
+    "change", ["data.consecutive_windows=2", "data.document_mask=true", "data.align=document"]
+)
 def test_resuming_with_other_batches_is_refused(run, change):
     run(*ONE_STEP)
     with pytest.raises(ValueError, match=f"{change.split('=')[0]} is .* there and .* here"):
         run(*ONE_STEP, change)
+
+
+def test_aligned_samples_begin_with_documents_and_cuts_are_reported(run, corpus, capsys):
+    stream = TokenStream(corpus, "train")
+    starts = set(stream.document_starts.tolist())
+    batches = TrainBatches(stream, 32, seed=1, align="document")
+    tokens, _, _ = batches.batch(0, batches.samples_per_epoch)
+    text = stream.read(0, len(stream))
+    at = {tuple(text[start : start + 32]) for start in starts}
+    assert {tuple(row) for row in tokens.numpy()} <= at
+    run(*ONE_STEP, "data.align=document")
+    line = next(x for x in capsys.readouterr().out.splitlines() if "epochs" in x)
+    share = 1 - (32 * batches.samples_per_epoch + 1) / len(stream)
+    assert line.endswith(f"data.align=document cuts {share:.1%} at a context of 32")
+    assert f"{256 / (32 * batches.samples_per_epoch + 1):.2f} epochs" in line
+
+
+def test_a_growing_context_has_aligned_samples_in_each_stage(run, corpus, capsys):
+    schedule = ["model.positions=rotary", "model.context_schedule=[[8,0.5],[32,0.5]]"]
+    run(*schedule, "data.align=document")
+    line = next(x for x in capsys.readouterr().out.splitlines() if "epochs" in x)
+    assert "% at a context of 8, " in line and line.endswith("% at a context of 32")

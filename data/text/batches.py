@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from data.sampler import ShuffledRange, WindowSampler
+from data.sampler import DocumentSampler, ShuffledRange, WindowSampler
+from data.text.config import Align
 from data.text.shards import TokenStream
 
 IGNORE = -100  # target of a padded position, the default `ignore_index` of `cross_entropy`
@@ -37,10 +38,29 @@ class TrainBatches:
     """Whether batches contain `doc_start`."""
     consecutive_windows: int = 1
     """Number of consecutive samples that are adjacent in the text."""
+    align: Align = "none"
+    """Whether the first of consecutive samples begins where a document begins."""
 
     def __post_init__(self) -> None:
-        group_length = self.context_length * self.consecutive_windows
-        self.sampler = WindowSampler(len(self.stream), group_length, self.seed)
+        n_tokens, length = len(self.stream), self.context_length * self.consecutive_windows
+        self.sampler: WindowSampler | DocumentSampler
+        if self.align == "document":
+            starts = self.stream.document_starts
+            self.sampler = DocumentSampler(starts, n_tokens, length, self.seed)
+        else:
+            self.sampler = WindowSampler(n_tokens, length, self.seed)
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Number of samples of one pass over the text."""
+        return self.sampler.windows_per_epoch * self.consecutive_windows
+
+    @property
+    def cut_share(self) -> float:
+        """Share of the tokens that no sample has, because it begins with a document."""
+        if not isinstance(self.sampler, DocumentSampler):
+            return 0.0
+        return self.sampler.cut_tokens / len(self.stream)
 
     def batch(self, first_sample: int, batch_size: int) -> Batch:
         """Read samples [first_sample, first_sample + batch_size) as contiguous tensors."""

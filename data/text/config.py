@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
+
+Align = Literal["none", "document"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,10 @@ class DataConfig:
     document_mask: bool = False
     """Restrict attention to tokens of the same document. Sequences are cut from one stream of
     tokens, so most contain parts of several documents (packing)."""
+    align: Align = "none"
+    """Where training samples begin. document: where a document begins, so that each sample shows
+    the start of its text; the rest of the document in which a sample ends is cut, and the start of
+    a run reports how much that is. none: anywhere, and nothing is cut."""
     consecutive_windows: int = 1
     """Number of consecutive samples that are adjacent in the text. With 4, a run with 1K context
     sees the same tokens in the same order as one with 4K context: only the context differs."""
@@ -49,6 +56,8 @@ class DataConfig:
                 f"{' and '.join(sorted(duplicates))} is in data.path and data.mix more than once: "
                 "give it one weight."
             )
+        if self.align not in ("none", "document"):
+            raise ValueError(f"data.align={self.align!r} must be none or document.")
         if self.consecutive_windows < 1:
             raise ValueError(
                 f"data.consecutive_windows={self.consecutive_windows} must be at least 1."

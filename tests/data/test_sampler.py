@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.sampler import Permutation, ShuffledRange, WindowSampler, first_sample
+from data.sampler import DocumentSampler, Permutation, ShuffledRange, WindowSampler, first_sample
 
 keys = st.lists(st.integers(0, 2**64), min_size=1, max_size=3)
 
@@ -145,3 +145,40 @@ def test_shuffled_range_goes_round_by_round(monkeypatch):
     shuffled = ShuffledRange(1000, 1150, seed=3)(np.arange(149, -1, -1))
     assert shuffled.tolist() == order.tolist()[::-1]  # any access order
     assert ShuffledRange(1000, 1150, seed=4)(np.arange(150)).tolist() != order.tolist()
+
+
+lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(1, 20), st.integers(0, 2**32))
+def test_aligned_windows_begin_with_documents_and_do_not_overlap(lengths, context, seed):
+    ends = np.cumsum(lengths)
+    starts, n = np.concatenate([[0], ends[:-1]]), int(ends[-1])
+    if n - 1 < context:
+        with pytest.raises(ValueError, match=f"needs {context + 1}"):
+            DocumentSampler(starts, n, context, seed)
+        return
+    sampler = DocumentSampler(starts, n, context, seed)
+    epoch = sampler.windows_per_epoch
+    # the definition, one document after the other
+    expected, free = [], 0
+    for start in starts.tolist():
+        if start >= free and start + context < n:
+            expected.append(start)
+            free = start + context
+    for number in (0, 3):
+        positions = sampler.position(np.arange(number * epoch, (number + 1) * epoch))
+        assert sorted(positions.tolist()) == expected
+    assert sampler.cut_tokens == n - 1 - len(expected) * context
+    if epoch > 5:
+        first, second = sampler.position(np.arange(2 * epoch)).reshape(2, epoch)
+        assert first.tolist() != second.tolist()  # a new order in each epoch
+
+
+def test_aligned_sampler_refuses_bad_arguments():
+    for context, seed, message in ((0, 0, "context_length=0"), (4, -1, "seed=-1")):
+        with pytest.raises(ValueError, match=message):
+            DocumentSampler(np.array([0, 9]), 20, context, seed)
+    with pytest.raises(IndexError, match="-1"):
+        DocumentSampler(np.array([0, 9]), 20, 4, 0).position(-1)

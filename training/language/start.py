@@ -78,25 +78,38 @@ def mixture(config: TrainConfig) -> Mixture:
     return Mixture(weights, config.run.seed)
 
 
-def make_batches(
+def cut_corpora(
     config: TrainConfig, stage: Stage, streams: dict[str, TokenStream]
-) -> TrainBatches | MixedBatches | ShuffledBatches:
-    """Create the training batches of a stage from the corpora, mixed if there are several.
+) -> list[TrainBatches]:
+    """Cut each corpus into the samples of a stage.
 
-    All stages cut the text into the same windows of model.context_length, and each takes those of
-    its steps. A stage with a shorter context cuts them into parts, which it visits in random order.
+    All stages cut the text into the same windows of model.context_length. A stage with a shorter
+    context cuts these into parts. With data.align=document, it has windows of its own instead,
+    because parts begin anywhere.
     """
     n_parts = config.model.context_length // stage.context_length
-    corpora = [
+    if config.data.align == "document":
+        n_parts = 1
+    return [
         TrainBatches(
             stream,
             stage.context_length,
             seed=config.run.seed,
             document_mask=config.data.document_mask,
             consecutive_windows=n_parts * config.data.consecutive_windows,
+            align=config.data.align,
         )
         for stream in streams.values()
     ]
+
+
+def make_batches(
+    config: TrainConfig, stage: Stage, corpora: list[TrainBatches]
+) -> TrainBatches | MixedBatches | ShuffledBatches:
+    """Create the batches of a stage: the samples of its steps, mixed if there are several corpora.
+
+    With model.context_schedule, the parts of windows are visited in a random order.
+    """
     source = MixedBatches(corpora, mixture(config)) if config.data.mix else corpora[0]
     if not config.model.context_schedule:
         return source
@@ -164,9 +177,12 @@ def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str
             "data.weight": config.data.weight,
             "data.mix": [[len(s), weight] for s, weight in zip(others, weights, strict=True)],
         }
+    # Earlier versions did not record it, and aligned nothing.
+    align = {} if config.data.align == "none" else {"data.align": config.data.align}
     return (
         shared_settings(config)
         | mix
+        | align
         | {
             "data.document_mask": config.data.document_mask,
             "data.consecutive_windows": config.data.consecutive_windows,

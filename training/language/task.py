@@ -14,7 +14,7 @@ from data.files import write_atomically
 from data.sampler import first_sample
 from data.text.batches import IGNORE, Batch, ValidationBatches
 from data.text.mixture import ROUND
-from data.text.shards import TOKENIZER, TokenStream
+from data.text.shards import TOKENIZER
 from data.verified import BackgroundTask
 from model.flops import mfu
 from model.gpt import GPT
@@ -47,7 +47,11 @@ class LanguageTask:
         self._streams = start.open_corpora(config, "train")
         self._stream = next(iter(self._streams.values()))
         start.check_vocabulary(config, self._stream)
-        self._batches = [start.make_batches(config, stage, self._streams) for stage in self._stages]
+        self._corpora = [start.cut_corpora(config, stage, self._streams) for stage in self._stages]
+        self._batches = [
+            start.make_batches(config, stage, corpora)
+            for stage, corpora in zip(self._stages, self._corpora, strict=True)
+        ]
         validation = start.open_corpora(config, "val")
         self._validation = {
             name: ValidationBatches(
@@ -84,30 +88,35 @@ class LanguageTask:
 
     def describe(self) -> str:
         config, processes = self._config, self._processes
-        optim = config.optim
-        n_tokens = optim.max_steps * optim.batch_tokens
         contexts = " to ".join(f"{context:,}" for context in config.model.contexts)
-        return (
-            f"{self.model.n_params() / 1e6:.1f}M parameters, context {contexts}, "
-            f"attention {config.model.attention} on {processes}\n"
-            + "".join(f"{line}\n" for line in config.batch_lines(processes.world_size, "process"))
-            + "".join(
-                f"{optim.max_steps:,} steps over {len(stream):,} tokens{label}: "
-                f"{share * n_tokens / len(stream):.2f} epochs\n"
-                for stream, share, label in self._shares()
-            )
-            + f"output directory: {config.run.out_dir}"
+        return "\n".join(
+            [
+                f"{self.model.n_params() / 1e6:.1f}M parameters, context {contexts}, "
+                f"attention {config.model.attention} on {processes}",
+                *config.batch_lines(processes.world_size, "process"),
+                *map(self._describe_corpus, range(len(self._streams))),
+                f"output directory: {config.run.out_dir}",
+            ]
         )
 
-    def _shares(self) -> list[tuple[TokenStream, float, str]]:
-        """Streams of the corpora with their share of the training tokens and their label."""
-        if not self._config.data.mix:
-            return [(self._stream, 1.0, "")]
-        quotas = start.mixture(self._config).quotas
-        return [
-            (stream, quota / ROUND, f" of {name} ({quota / ROUND:.1%})")
-            for (name, stream), quota in zip(self._streams.items(), quotas, strict=True)
-        ]
+    def _describe_corpus(self, number: int) -> str:
+        """Epochs of a corpus in this run, and the share of it that its samples leave out."""
+        optim, name = self._config.optim, [*self._streams][number]
+        share, label = 1.0, ""
+        if self._config.data.mix:
+            share = start.mixture(self._config).quotas[number] / ROUND
+            label = f" of {name} ({share:.1%})"
+        parts = [corpora[number] for corpora in self._corpora]
+        n_tokens, epochs = len(parts[0].stream), 0.0
+        for stage, part in zip(self._stages, parts, strict=True):
+            epochs += share * stage.steps * optim.batch_tokens / (n_tokens * (1 - part.cut_share))
+        line = f"{optim.max_steps:,} steps over {n_tokens:,} tokens{label}: {epochs:.2f} epochs"
+        if self._config.data.align == "document":
+            cuts = (
+                f"{part.cut_share:.1%} at a context of {part.context_length:,}" for part in parts
+            )
+            line += f"; data.align=document cuts {', '.join(cuts)}"
+        return line
 
     def samples(self, step: int) -> int:
         steps = ((stage, stage.steps_before(step)) for stage in self._stages)
