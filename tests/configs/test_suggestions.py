@@ -31,7 +31,7 @@ CLASSIFIER = settings_of(ClassifyConfig)
         ("grid_width", "not a setting: model.grid_width is a setting of task=classification$"),
         (
             "data.inertia",
-            "not a setting: data has path, weight, mix, document_mask, consecutive_windows$",
+            "not a setting: data has path, weight, mix, document_mask, align, consecutive_windows$",
         ),
         (
             "teacher.forcing",
