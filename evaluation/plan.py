@@ -23,8 +23,9 @@ class Plan:
     histories: tuple[int, ...] = ()
     """For cross. Empty means the contexts of all runs."""
     near: int | None = None
-    """For control: number of tokens before the scored ones that are left intact. None means the
-    shortest context of all runs, or a quarter of the context if all runs have the same."""
+    """For control: number of tokens before the scored ones that are left intact. Also the short
+    history of key tokens. None means the shortest context of all runs, or a quarter of the context
+    if all runs have the same."""
     first: int | None = None
     """Sliding windows score only positions after this one. None means the longest context."""
     document_masks: tuple[bool, ...] | None = None
@@ -80,6 +81,46 @@ class Plan:
         """Scorings of a run with this configuration."""
         masked = config.data.document_mask
         return self.scorings(config.model.context_length, contexts, document_mask=masked)
+
+    def key_scorings(
+        self, context_length: int, contexts: Sequence[int], *, document_mask: bool = False
+    ) -> tuple[Scoring, Scoring]:
+        """Long and short history by which a run chooses key tokens for models of `contexts`.
+
+        The short history is `near`, the text that controls leave intact.
+
+        Raises:
+            ValueError: the short history is not shorter than the long one, or empty.
+        """
+        near = self._near(contexts)
+        if not 1 <= near < context_length:
+            raise ValueError(
+                f"--near={near} is the short history of key tokens, and must be from 1 to "
+                f"{context_length - 1}, below the context of the run that chooses them. Try "
+                f"--near {max(1, context_length // 4)}, or a run with a longer context"
+            )
+        masks = self.document_masks or (document_mask,)
+        mask = document_mask if document_mask in masks else masks[0]
+        stride, short = (
+            min(self._strides(history), default=max(1, history // 8))
+            for history in (context_length, near)
+        )
+        # the chooser's context may be longer than all others
+        first = max(self.first or max(contexts), context_length - stride)
+        long = Scoring(history=context_length, stride=stride, first=first, document_mask=mask)
+        return long, replace(long, history=near, stride=short)
+
+    def key_scorings_of(
+        self, config: TrainConfig, contexts: Sequence[int]
+    ) -> tuple[Scoring, Scoring]:
+        """Scorings by which a run with this configuration chooses key tokens."""
+        masked = config.data.document_mask
+        return self.key_scorings(config.model.context_length, contexts, document_mask=masked)
+
+    @property
+    def slides(self) -> bool:
+        """Whether identical tokens are scored, of which key tokens are a part."""
+        return self.modes is None or not {"strided", "cross"}.isdisjoint(self.modes)
 
     def compared(self, contexts: Sequence[int]) -> list[Scoring]:
         """Scorings that decide which tokens count (`well_seen`): of all `contexts` and `histories`.

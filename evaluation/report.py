@@ -37,10 +37,22 @@ from evaluation.markdown import (
 from evaluation.pictures import draw
 from evaluation.results import Row, hours_name, read_result, without_nan, write_result
 from evaluation.statistics import MIN_DOCUMENTS
-from evaluation.summary import cut_into_parts, documents_of, is_shown, models_of, summary
+from evaluation.summary import (
+    cut_into_parts,
+    documents_of,
+    is_shown,
+    key_sentence,
+    models_of,
+    summary,
+)
 from evaluation.sums import MIN_HISTORY_SHARE
 
 RESULT, REPORT = "evaluation.json", "report.md"
+
+NO_KEY_TOKENS = (
+    "Not computed: a run that is not compared must choose the key tokens. Pass another seed of a "
+    "model with the longest context (--key-tokens RUN), or several seeds of every model."
+)
 
 BINNED = {  # title and first column of each table
     "chunk_position": ("By position in the chunk", "position"),
@@ -85,6 +97,7 @@ def markdown(result: dict[str, Any]) -> str:
             f"{MIN_HISTORY_SHARE} of the history in every row.",
             "![Difference to the first model by history](strided.png)",
         ]
+    parts += _key_section(result)
     if result["control"]:
         parts += ["## Was the distant context used?", _control_table(result["control"])]
     for name, (title, bins) in BINNED.items():
@@ -153,7 +166,7 @@ def _losses(result: dict[str, Any]) -> list[tuple[str, list[Row]]]:
     return [(title, result[name]) for title, name in tables if result[name]]
 
 
-def _losses_table(rows: list[Row]) -> str:
+def _losses_table(rows: list[Row], *, perplexity: str = "perplexity") -> str:
     slides = rows[0]["first"] > 0  # for chunks, stride == history
     return dict_table(
         {
@@ -163,7 +176,7 @@ def _losses_table(rows: list[Row]) -> str:
             "documents": documents_of(row),
             "tokens": f"{row['tokens']:,}",
             "nats": with_interval(row["nats"], row["nats_interval"]),
-            "perplexity": digits(row["perplexity"], ".2f"),
+            perplexity: digits(row["perplexity"], ".2f"),
             "bits/byte": digits(row["bits_per_byte"], ".4f"),
             "difference, nats": with_interval(difference["nats"], difference["interval"])
             if (difference := row["difference"])
@@ -174,6 +187,25 @@ def _losses_table(rows: list[Row]) -> str:
         }
         for row in rows
     )
+
+
+def _key_section(result: dict[str, Any]) -> list[str]:
+    """Section on LongPPL, or the sentence that says how to get it."""
+    title = "## On key tokens: LongPPL"
+    if "key_tokens" not in result or not result["strided"]:  # missing in old results
+        return []
+    if (key := result["key_tokens"]) is None:
+        return [title, NO_KEY_TOKENS]
+    if not result["key"]:
+        return [title, f"{key_sentence(key)} LongPPL is the perplexity on such tokens."]
+    missing = f" Not scored on them: {', '.join(key['missing'])}." if key["missing"] else ""
+    return [
+        title,
+        f"{key_sentence(key)} LongPPL is the perplexity on these tokens, which are the same in all "
+        f"rows.{missing}",
+        _losses_table(result["key"], perplexity="LongPPL"),
+        _compared_with(result["key"]),
+    ]
 
 
 def _compared_with(rows: list[Row]) -> str:

@@ -215,6 +215,26 @@ def check_settings(
         )
 
 
+def same_training(there: TrainConfig, here: TrainConfig) -> bool:
+    """Whether two runs have the same settings and seed, except for the number of steps.
+
+    Folders may differ, because runs and texts are copied between machines. Compare the texts by
+    other means.
+    """
+
+    def comparable(config: TrainConfig) -> TrainConfig:
+        data, origin = config.data, config.run.init_from
+        mix = [replace(corpus, path=Path(corpus.path).name) for corpus in data.mix]
+        return replace(
+            config,
+            data=replace(data, path="", mix=mix),
+            run=replace(config.run, init_from=origin and Path(origin).name),
+        )
+
+    steps = "optim.max_steps", "optim.warmup_steps", "run.eval_every"
+    return not _differing(comparable(there), comparable(here), ("run.out_dir", *HOW, *steps))
+
+
 def _differing(there: Config, here: Config, may_differ: Collection[str]) -> str:
     """Describe settings that differ, such as "optim.lr" or "objective", with both values."""
     values = asdict(there), asdict(here)

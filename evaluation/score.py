@@ -1,6 +1,6 @@
-"""Score runs: compute the token losses of each scoring of a plan, and sum them by document.
+"""Score a run: compute the token losses of a scoring, or read those computed before.
 
-Token losses are cached in RUN/scores/CORPUS/SCORING.npz.
+They are cached in RUN/scores/CORPUS/SCORING.npz.
 """
 
 import io
@@ -19,14 +19,12 @@ from torch import Tensor, nn
 from data.arrays import load_npz
 from data.files import write_atomically
 from data.text.shards import TokenStream
-from evaluation.plan import Plan
-from evaluation.runs import Run, describe, labels, open_run
+from evaluation.runs import Run
 from evaluation.scoring_bar import ScoringBar
-from evaluation.sums import DAMAGED, Scored, Sums, Text, add_up, describe_corpus, sha256_of
+from evaluation.sums import DAMAGED, sha256_of
 from evaluation.windows import Scoring, ScoringWindows
 from model.config import ModelConfig
 from model.flops import forward_flops_per_token
-from training.checkpoint.choice import find_checkpoint
 from training.distributed import Processes
 from training.language.config import TrainConfig
 from training.numerics import autocast
@@ -152,7 +150,7 @@ def losses_of(
     cached = processes.agree(
         read_losses(run, stream, scoring, eager=eager) if processes.is_main else None
     )
-    work = _work(stream, scoring)
+    work = work_of(stream, scoring)
     if cached is not None:
         bar.skip(work)
         return cached
@@ -168,7 +166,36 @@ def losses_of(
     return losses
 
 
-def _work(stream: TokenStream, scoring: Scoring) -> int:
+def scorer(
+    run: Run,
+    batch_tokens: int | None,
+    processes: Processes,
+    bar: ScoringBar,
+    *,
+    compiles: bool,
+) -> Callable[[TokenStream, Scoring], np.ndarray]:
+    """Function that returns the (n_tokens,) losses of a run on a stream, on every process.
+
+    Args:
+        run: the run.
+        batch_tokens: tokens per GPU and batch. None means as in training.
+        processes: all processes, each of which scores a shard.
+        bar: shows the progress.
+        compiles: whether to compile the model if the run was compiled.
+    """
+    # the copy, which has the same checkpoint, frees its cached model with the returned function
+    run, config = replace(run), run.config
+    batch_tokens = batch_tokens or config.optim.micro_batch_size * config.model.context_length
+    eager = config.run.compile and not compiles
+    prepare = lru_cache(maxsize=1)(partial(_prepare, run, processes.device, eager))
+
+    def losses(stream: TokenStream, scoring: Scoring) -> np.ndarray:
+        return losses_of(run, stream, scoring, batch_tokens, prepare, processes, bar, eager=eager)
+
+    return losses
+
+
+def work_of(stream: TokenStream, scoring: Scoring) -> int:
     """Number of tokens that a model reads for a scoring."""
     return scoring.n_windows(len(stream)) * scoring.history
 
@@ -238,79 +265,3 @@ def check_tokenizer(run: Run, stream: TokenStream) -> None:
             f"{run.folder} was trained with {run.tokenizer.sha256}. Prepare the text with "
             f"--tokenizer {run.folder}/tokenizer.json"
         )
-
-
-def evaluate_runs(
-    folders: Sequence[Path],
-    plan: Plan,
-    processes: Processes,
-    corpora: Sequence[Path],
-    batch_tokens: int | None,
-    checkpoint: str | None = None,
-) -> list[tuple[list[Scored], Text]]:
-    """Score all runs on the validation splits of `corpora`, or of the first run's text.
-
-    Args:
-        folders: folders of the runs.
-        plan: scorings of the runs.
-        processes: all processes, each of which scores a shard.
-        corpora: folders of token shards. Empty means the text of the first run.
-        batch_tokens: tokens per GPU and batch. None means as in training.
-        checkpoint: checkpoint of each run, in the format of `find_checkpoint`.
-
-    Returns:
-        For each corpus, the scored runs and the text.
-
-    Raises:
-        ValueError: a text is too short or was prepared with another tokenizer; runs with the same
-            name are not seeds of one model; corpora have the same name; a mode in `plan.modes`
-            scores no run; or the sliding windows have no scored token in common.
-    """
-    # choose once for all processes: a run in training may write a new checkpoint at any time
-    chosen = processes.run_on_main(
-        lambda: [find_checkpoint(folder, checkpoint) for folder in folders]
-    )
-    runs = [open_run(*pair) for pair in zip(folders, chosen, strict=True)]
-    names = labels(runs)
-    contexts = [run.config.model.context_length for run in runs]
-    plan.check_lengths(contexts)
-    streams = validation_splits(corpora or [Path(runs[0].config.data.path)])
-    for run in runs:
-        for stream in streams:
-            check_tokenizer(run, stream)
-    for mode, reason in plan.skipped_modes([run.config for run in runs]).items():
-        if plan.modes is not None:
-            raise ValueError(f"--modes {mode} has nothing to score: {reason}")
-        if processes.is_main:
-            print(f"skipping mode {mode}: {reason}")
-    scorings_by_run = [plan.scorings_of(run.config, contexts) for run in runs]
-    token_bytes = runs[0].tokenizer.token_bytes()
-    compared = plan.compared(contexts)
-    described = [describe_corpus(stream, token_bytes, compared) for stream in streams]
-    scored: list[list[Scored]] = [[] for _ in streams]
-    work = sum(
-        _work(stream, scoring)
-        for scorings in scorings_by_run
-        for scoring in scorings
-        for stream in streams
-    )
-    configs, n_tokens = [run.config for run in runs], sum(map(len, streams))
-    compiles = compiling_pays(configs, scorings_by_run, n_tokens, processes.device)
-    with ScoringBar(work, is_main=processes.is_main) as bar:
-        for name, opened, scorings in zip(names, runs, scorings_by_run, strict=True):
-            # the copy, which has the same checkpoint, frees its cached model after this run
-            run, config = replace(opened), opened.config
-            n_batch = batch_tokens or config.optim.micro_batch_size * config.model.context_length
-            eager = config.run.compile and not compiles
-            prepare = lru_cache(maxsize=1)(partial(_prepare, run, processes.device, eager))
-            sums: list[dict[Scoring, Sums]] = [{} for _ in described]
-            for scoring in scorings:  # scorings of one shape are adjacent, so each compiles once
-                for corpus, corpus_sums in zip(described, sums, strict=True):
-                    losses = losses_of(
-                        run, corpus.stream, scoring, n_batch, prepare, processes, bar, eager=eager
-                    )
-                    corpus_sums[scoring] = add_up(losses, scoring, corpus)
-            about = {"label": name, "number": run.seed_number, "about": describe(run)}
-            for corpus_runs, corpus_sums in zip(scored, sums, strict=True):
-                corpus_runs.append(Scored(config=config, sums=corpus_sums, **about))
-    return [(runs, corpus.text) for runs, corpus in zip(scored, described, strict=True)]

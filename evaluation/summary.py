@@ -12,8 +12,9 @@ from evaluation.sums import MIN_HISTORY_SHARE
 
 def summary(result: dict[str, Any]) -> list[str]:
     """Table with a row and a verdict for each model, and an explanation of the columns."""
-    chunk, same = (
-        {row["label"]: row for row in result[table]} for table in ("as_trained_chunk", "as_trained")
+    chunk, same, key = (
+        {row["label"]: row for row in result.get(table, [])}  # old results have no key tokens
+        for table in ("as_trained_chunk", "as_trained", "as_trained_key")
     )
     models = models_of(result["runs"])
     first, *others = models
@@ -33,6 +34,8 @@ def summary(result: dict[str, Any]) -> list[str]:
         cells["training tokens"] = digits(model["tokens"], ",.0f")
         cells["perplexity, as the paper evaluates"] = _perplexity(chunk.get(label))
         cells["perplexity, on identical tokens"] = _perplexity(same.get(label))
+        if key:
+            cells["LongPPL"] = _perplexity(key.get(label))
         if others:
             difference = row["difference"] if row else None
             nats = with_interval(difference["nats"], difference["interval"]) if difference else "-"
@@ -47,7 +50,20 @@ def summary(result: dict[str, Any]) -> list[str]:
     if differences:
         explanation = _explanation(differences, same if first in same else {})
         parts.append(f"{explanation} {cut_into_parts(result['data'])}".rstrip())
+    if key:
+        parts.append(f"LongPPL: perplexity on key tokens. {key_sentence(result['key_tokens'])}")
     return parts
+
+
+def key_sentence(key: Row) -> str:
+    """Sentence on the key tokens of a text: their share, who chose them, and how."""
+    share = 100 * key["tokens"] / max(1, key["of_tokens"])
+    return (
+        f"{key['tokens']:,} of {key['of_tokens']:,} tokens ({share:.2g}%) are key tokens: those "
+        f"whose loss falls by more than {key['min_gain']:g} nats, to less than "
+        f"{key['max_loss']:g}, if {key['chooser']} sees {key['long']:,} instead of "
+        f"{key['short']:,} tokens before them."
+    )
 
 
 def cut_into_parts(data: Row) -> str:

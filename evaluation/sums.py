@@ -3,6 +3,8 @@
 The file FOLDER/CORPUS/RUN.npz can be copied. Means, differences and bootstraps over documents are
 linear in the losses, so sums by document are sufficient. Which tokens count is decided before: with
 sliding windows, those that see nearly the full history in every scoring (MIN_HISTORY_SHARE).
+
+If a run was scored on key tokens (`evaluation.key_tokens`), their sums are in the same file.
 """
 
 import io
@@ -64,6 +66,14 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeySums:
+    """Losses of one run on the key tokens that another run chose."""
+
+    about: dict[str, Any]  # from `evaluation.key_tokens.KeyTokens.about`
+    sums: dict[Scoring, Sums]  # of sliding windows
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scored:
     """Run with its summed losses."""
 
@@ -72,6 +82,7 @@ class Scored:
     about: dict[str, Any]  # settings and cost from `evaluation.runs.describe`
     config: TrainConfig
     sums: dict[Scoring, Sums]
+    key: KeySums | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +209,12 @@ def well_seen(scorings: Iterable[Scoring], n_tokens: int) -> np.ndarray:
     return counted
 
 
-def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
+def add_up(
+    losses: np.ndarray, scoring: Scoring, corpus: Corpus, among: np.ndarray | None = None
+) -> Sums:
     """Sum (n_tokens,) losses by unit and bin. NaN does not count.
+
+    With `among`, an (n_tokens,) mask, only these tokens count.
 
     Bins are those of `log_bins`: of the position in the window for chunks, and of the position in
     the document for sliding windows. Controls have a single bin.
@@ -212,6 +227,8 @@ def add_up(losses: np.ndarray, scoring: Scoring, corpus: Corpus) -> Sums:
     elif kind == "sliding":
         counted &= corpus.well_seen
         positions, last = corpus.history, int(corpus.history.max())
+    if among is not None:
+        counted &= among
     shape = len(corpus.text.document_lengths), int(log_bins(last)) + 1
     nats, tokens = np.zeros(shape), np.zeros(shape, dtype=np.int64)
     cell = corpus.unit[counted], log_bins(positions[counted])
@@ -234,16 +251,18 @@ def write_scored(scored: Scored, text: Text, folder: Path) -> Path:
     """Write the summed losses of a run to FOLDER/CORPUS/RUN.npz, atomically."""
     path = folder / text.name / f"{scored.about['folder']}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
+    scorings, arrays = _pack(scored.sums)
     facts = {
         "scored": {name: getattr(scored, name) for name in ("label", "number", "about")},
         "config": to_yaml(scored.config),
         "text": {name: value for name, value in vars(text).items() if name != "document_lengths"},
-        "scorings": [asdict(scoring) for scoring in scored.sums],
-        "n_bytes": [sums.n_bytes for sums in scored.sums.values()],
+        **scorings,
     }
-    arrays = {"facts": np.array(json.dumps(facts)), "document_lengths": text.document_lengths}
-    for number, sums in enumerate(scored.sums.values()):
-        arrays |= {f"nats_{number}": sums.nats, f"tokens_{number}": sums.tokens}
+    if scored.key is not None:
+        scorings, more = _pack(scored.key.sums, "key_")
+        facts["key"] = {"about": scored.key.about, **scorings}
+        arrays |= more
+    arrays |= {"facts": np.array(json.dumps(facts)), "document_lengths": text.document_lengths}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_atomically(path, buffer.getvalue())
@@ -258,16 +277,38 @@ def read_scored(path: Path) -> tuple[Scored, Text]:
     """
     try:
         saved = load_npz(path)
-        facts, sums = parse_json(str(saved["facts"])), {}
-        scorings = zip(facts["scorings"], facts["n_bytes"], strict=True)
-        for n, (scoring, n_bytes) in enumerate(scorings):
-            nats, tokens = saved[f"nats_{n}"], saved[f"tokens_{n}"]
-            sums[Scoring(**scoring)] = Sums(nats=nats, tokens=tokens, n_bytes=n_bytes)
+        facts, key = parse_json(str(saved["facts"])), None
+        if "key" in facts:
+            sums = _unpack(saved, facts["key"], "key_")
+            key = KeySums(about=facts["key"]["about"], sums=sums)
         text = Text(document_lengths=saved["document_lengths"], **facts["text"])
-        config = from_yaml(TrainConfig, facts["config"])
-        return Scored(config=config, sums=sums, **facts["scored"]), text
+        config, sums = from_yaml(TrainConfig, facts["config"]), _unpack(saved, facts)
+        return Scored(config=config, sums=sums, key=key, **facts["scored"]), text
     except DAMAGED as error:
         raise ValueError(
             f"{path} is damaged, or was written by another version ({error}): copy it again, or "
             "score the run again"
         ) from error
+
+
+def _pack(sums: dict[Scoring, Sums], prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts and arrays of a file that holds these sums."""
+    facts = {
+        "scorings": [asdict(scoring) for scoring in sums],
+        "n_bytes": [of.n_bytes for of in sums.values()],
+    }
+    arrays = {}
+    for n, of in enumerate(sums.values()):
+        arrays |= {f"{prefix}nats_{n}": of.nats, f"{prefix}tokens_{n}": of.tokens}
+    return facts, arrays
+
+
+def _unpack(
+    saved: dict[str, np.ndarray], facts: dict[str, Any], prefix: str = ""
+) -> dict[Scoring, Sums]:
+    """Sums from the facts and arrays of `_pack`."""
+    sums = {}
+    for n, (scoring, n_bytes) in enumerate(zip(facts["scorings"], facts["n_bytes"], strict=True)):
+        nats, tokens = saved[f"{prefix}nats_{n}"], saved[f"{prefix}tokens_{n}"]
+        sums[Scoring(**scoring)] = Sums(nats=nats, tokens=tokens, n_bytes=n_bytes)
+    return sums

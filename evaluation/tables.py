@@ -46,11 +46,17 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
         control: rows, each compared with the same model and windows with the distant part intact.
         as_trained, as_trained_chunk: one row per model, with its full history and with documents
             masked as in training.
+        key_tokens: who chose the key tokens, how many there are, and the runs that were not scored
+            on them; None if no run was.
+        key, as_trained_key: as strided and as_trained, on key tokens. Perplexity is LongPPL.
         chunk_position, document_position, document_length: mean losses of these rows in
             logarithmic bins, and differences to the first model.
     """
     chunk, strided, control = (_rows(scored, kind) for kind in ("chunk", "sliding", "control"))
     as_trained, as_trained_chunk = _as_trained(strided), _as_trained(chunk)
+    key_tokens = _key_tokens(scored)
+    key = _rows(scored, "key") if key_tokens and key_tokens["tokens"] else []
+    as_trained_key = _as_trained(key)
     tables = {
         "data": {
             "name": text.name,
@@ -73,6 +79,9 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
         "control": [_tabulate(r, _intact(control, r)) for r in control],
         "as_trained": [_tabulate(r, as_trained[0]) for r in as_trained],
         "as_trained_chunk": [_tabulate(r, as_trained_chunk[0]) for r in as_trained_chunk],
+        "key_tokens": key_tokens,
+        "key": [_tabulate(r, _reference(key, r)) for r in key],
+        "as_trained_key": [_tabulate(r, as_trained_key[0]) for r in as_trained_key],
         "chunk_position": _drop_partial_bins(_binned(as_trained_chunk)),
         "document_position": _binned(as_trained),
         "document_length": _binned(as_trained, lambda sums: _by_length(sums, text)),
@@ -88,21 +97,26 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> list[
         history.
         chunk: as the paper evaluates.
         strided: on the tokens of `as_trained`.
+        key: on the key tokens; None if a model was not scored on them.
         parts: the tokens of strided in two parts. The first contains the starts of documents, up
             to the shortest context of all runs (rounded up to a power of two).
         document_position: the tokens of strided in logarithmic bins.
     """
     shortest = min(s.config.model.context_length for s in scored)
-    chunk, strided = (
+    chunk, strided, key = (
         {row.label: row for row in _as_trained(_rows(scored, kind))}
-        for kind in ("chunk", "sliding")
+        for kind in ("chunk", "sliding", "key")
     )
+    key_tokens = _key_tokens(scored) or {"tokens": 0}
     rows = [
         {
             "label": label,
             "to_label": other,
             "chunk": _difference(chunk[label], chunk[other]),
             "strided": _difference(strided[label], strided[other]),
+            "key": _difference(key[label], key[other])
+            if key_tokens["tokens"] and label in key and other in key
+            else None,
             "parts": _parts(strided[label], strided[other], shortest),
             "document_position": _by_bin(strided[label], strided[other]),
         }
@@ -112,12 +126,36 @@ def compare(scored: Sequence[Scored], pairs: Iterable[tuple[str, str]]) -> list[
     return without_nan(rows)
 
 
+def _key_tokens(scored: Sequence[Scored]) -> Row | None:
+    """Key tokens on which runs were scored, and the folders of those that were not.
+
+    None if no run was scored on key tokens.
+
+    Raises:
+        ValueError: runs were scored on different key tokens.
+    """
+    about = {s.key.about["sha256"]: s.key.about for s in scored if s.key}
+    if len(about) > 1:
+        choosers = ", ".join(f"{a['chooser']} ({a['sha256'][:12]})" for a in about.values())
+        raise ValueError(
+            f"all runs must be scored on the same key tokens, but theirs were chosen by {choosers}."
+            " Score them again with one --key-tokens FILE"
+        )
+    for one in about.values():
+        return {**one, "missing": [s.about["folder"] for s in scored if s.key is None]}
+    return None
+
+
 def _rows(scored: Iterable[Scored], kind: str) -> list[ScoredModel]:
-    """One row per model and scoring of a kind, in the order of the command line."""
+    """One row per model and scoring of a kind, in the order of the command line.
+
+    Kinds are those of `kind_of`, and key: sliding windows on the key tokens.
+    """
     rows: dict[tuple[str, Scoring], ScoredModel] = {}
     for s in scored:
-        for scoring, sums in s.sums.items():
-            if kind_of(scoring) == kind:
+        on_key = s.key.sums if s.key else {}
+        for scoring, sums in (on_key if kind == "key" else s.sums).items():
+            if kind in ("key", kind_of(scoring)):
                 masked = s.about["document_mask"]
                 new = ScoredModel(label=s.label, masked=masked, scoring=scoring, seeds={})
                 rows.setdefault((s.label, scoring), new).seeds[s.number] = sums
@@ -168,7 +206,8 @@ def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> Row:
         "nats_interval": [mean.low, mean.high],
         "nats_of_seeds": [float(s.nats.sum() / s.tokens.sum()) for s in row.seeds.values()],
         "perplexity": math.exp(mean.mean),
-        "bits_per_byte": float(total.nats.sum()) / math.log(2) / total.n_bytes,
+        # key tokens may all be ends of texts, which encode nothing
+        "bits_per_byte": float(total.nats.sum()) / math.log(2) / (total.n_bytes or math.nan),
         "difference": None if versus in (None, row) else _difference(row, versus),
     }
 

@@ -17,6 +17,13 @@ There are four modes. Each makes one or more passes over the validation split, w
               first to the others. Windows slide by a quarter of the context, or by --stride if that
               is more.
 
+LongPPL (arXiv 2410.23771) is the perplexity on key tokens only: those that one run predicts well
+with a long history, and much worse with a short one (--near). This choice favours the run that
+makes it, so that run must not be compared, and its choice holds for all runs. By default, a seed of
+the first model with the longest context chooses, and all runs of this seed are left out of LongPPL,
+if each model then has another seed. Otherwise, pass a run with --key-tokens. To score runs one at a
+time, let this run write its choice to a file first (--write-key-tokens FILE), and pass the file.
+
 Runs named NAME_seed1, NAME_seed2 ... that otherwise have the same configuration count as one model
 with several seeds. Differences are relative to the first model. Writes evaluation.json, report.md
 and pictures to --out; for several --data, to a folder for each, with its name. Scores are kept in
@@ -60,13 +67,23 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--histories", nargs="+", type=int, default=[], help="tokens of history, for cross")
     add(
         "--near", type=int,
-        help="for control (default: the shortest context, or a quarter of it if all are equal)",
+        help="for control, and the short history of key tokens (default: the shortest context, or "
+        "a quarter of it if all are equal)",
     )  # fmt: skip
     add("--first", type=int, help="position of the first token scored (default: longest context)")
     add(
         "--documents", choices=("trained", "packed", "masked", "both"), default="trained",
         help="packed: tokens attend to text before their document; masked: they do not "
         "(default: as in training)",
+    )  # fmt: skip
+    add(
+        "--key-tokens", type=Path, metavar="RUN|FILE",
+        help="run that chooses the key tokens of LongPPL and is not compared, best a seed that no "
+        "other run has; or a file that it wrote (default: one of the seeds, if possible)",
+    )  # fmt: skip
+    add(
+        "--write-key-tokens", type=Path, metavar="FILE",
+        help="let the only RUN choose key tokens and write them to FILE, without a report",
     )  # fmt: skip
     add("--device", choices=("auto", "cuda", "cpu"), default="auto")
     add("--batch-tokens", type=int, help="tokens per forward pass (default: as in training)")
@@ -79,9 +96,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 import torch
 
+from evaluation.evaluate import choose_key_tokens, evaluate_runs
+from evaluation.key_tokens import write_key_tokens
 from evaluation.plan import SLIDING, Plan
 from evaluation.report import write_report
-from evaluation.score import evaluate_runs
 from evaluation.sums import write_scored
 from evaluation.tables import tabulate
 from training.distributed import start_processes
@@ -94,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--batch-tokens={args.batch_tokens} must be at least 1")
     if args.sums is not None and args.out is not None:
         raise ValueError("--out is for a report, and --sums writes none: leave one of them out")
+    if args.write_key_tokens is not None:
+        check_writes_key_tokens(args)
     out = args.out or Path("out/evaluation")
     option, folder = ("--out", out) if args.sums is None else ("--sums", args.sums)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
@@ -109,7 +129,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("--stride", args.strides is not None, SLIDING),
         ("--first", args.first is not None, SLIDING),
         ("--histories", args.histories != [], ("cross",)),
-        ("--near", args.near is not None, ("control",)),
+        ("--near", args.near is not None and args.key_tokens is None, ("control",)),
+        ("--key-tokens", args.key_tokens is not None, ("strided", "cross")),
         ("--documents", args.documents != "trained", ("chunk", "strided", "cross")),
     ):
         if is_given and args.modes and not set(modes) & set(args.modes):
@@ -133,9 +154,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         ),
         start_processes(args.device) as processes,
     ):
-        evaluated = evaluate_runs(
-            args.runs, plan, processes, args.corpora, args.batch_tokens, args.checkpoint
-        )
+        how = plan, processes, args.corpora, args.batch_tokens, args.checkpoint
+        if args.write_key_tokens is not None:
+            key = choose_key_tokens(args.runs[0], *how)
+            if processes.is_main:
+                write_key_tokens(key, args.write_key_tokens)
+                print(f"wrote {args.write_key_tokens}")
+            return
+        evaluated = evaluate_runs(args.runs, *how, args.key_tokens)
         if not processes.is_main:
             return
         for scored, text in evaluated:
@@ -144,6 +170,22 @@ def main(argv: Sequence[str] | None = None) -> None:
                     print(f"wrote {write_scored(run, text, args.sums)}")
             else:
                 write_report(tabulate(scored, text), out / text.name if len(evaluated) > 1 else out)
+
+
+def check_writes_key_tokens(args: argparse.Namespace) -> None:
+    """Check that --write-key-tokens has one run, and no option that changes nothing with it."""
+    if len(args.runs) > 1:
+        raise ValueError(
+            f"--write-key-tokens={args.write_key_tokens} needs the one run that chooses, not "
+            f"{len(args.runs)} runs: pass the others later, with --key-tokens"
+        )
+    if args.write_key_tokens.is_dir():
+        raise ValueError(f"--write-key-tokens={args.write_key_tokens} is a folder: name a file")
+    for name in ("out", "sums", "key_tokens", "modes", "histories"):
+        if getattr(args, name):
+            raise ValueError(
+                f"--{name.replace('_', '-')} changes nothing with --write-key-tokens: leave it out"
+            )
 
 
 if __name__ == "__main__":
