@@ -11,6 +11,11 @@ another one's time, the other one is trained too. Several machines can share the
 own --only: copy the files of all --sums into one folder, and run with --report-only. The report
 needs only these files. A run whose folder is missing is not trained again if its sums exist, unless
 --only has its full name.
+
+For LongPPL, a run outside of the sweep chooses key tokens, for example one more seed: python -m
+scripts.evaluate RUN --write-key-tokens FILE, with --data for each text of --score-on, and --near of
+the shortest context. Pass --key-tokens FILE to the sweep. Runs that were scored without it are
+scored again, from cached losses, if their folders are in --out.
 """
 
 from argparse import Namespace
@@ -42,6 +47,7 @@ add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --da
 add("--sums", type=Path, help="folder of scores that a report needs (default: OUT/sums)")
 add("--stride", type=int, nargs="+", help="as in scripts.evaluate")
 add("--histories", type=int, nargs="+", help="histories to score with (default: all contexts)")
+add("--key-tokens", type=Path, metavar="FILE", help="key tokens of LongPPL, as in scripts.evaluate")
 add("--report-only", action="store_true", help="only report on finished and scored runs")
 add("--set", nargs="+", default=[], metavar="key=value", help="for all runs, as in train.py")
 command.read(check=check)
@@ -50,6 +56,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 from data.text.shards import Manifest
+from evaluation.key_tokens import KeyTokens
 from evaluation.plan import Plan
 from evaluation.report import write_report
 from evaluation.score import validation_splits
@@ -59,6 +66,7 @@ from evaluation.windows import ScoringWindows
 from experiments.gpu_pool import Task, python_command
 from experiments.sweep import task_of, train_and_report
 from experiments.table4.jobs import Job, check_texts, final_arguments, make_jobs
+from experiments.table4.key_tokens import keep_common, read_for_sweep
 from experiments.table4.questions import PAIRS
 from experiments.table4.report import write_table4
 from experiments.table4.unfinished import (
@@ -126,9 +134,14 @@ def check_scorable(
 
 
 def train_and_score(
-    job: Job, plan: Plan, score_on: Sequence[Path], sums: Path, local: Collection[Path]
+    job: Job,
+    plan: Plan,
+    score_on: Sequence[Path],
+    sums: Path,
+    local: Collection[Path],
+    key_tokens: Path | None,
 ) -> Task:
-    """Task that trains a run and scores it on all corpora.
+    """Task that trains a run and scores it on all corpora, and on `key_tokens` if given.
 
     `local` has the folders of all runs that are trained on this machine.
     """
@@ -137,6 +150,7 @@ def train_and_score(
         *("--sums", sums, "--data", *score_on),
         *(("--stride", *plan.strides) if plan.strides else ()),
         *("--histories", *plan.histories, "--near", plan.near, "--first", plan.first),
+        *(("--key-tokens", key_tokens) if key_tokens else ()),
     ]
 
     def commands(n_gpu: int) -> list[list[str]]:
@@ -155,12 +169,13 @@ def report(
     texts: Sequence[Text],
     sums: Path,
     out: Path,
+    key: KeyTokens | None,
     failed: Collection[str] = (),
 ) -> None:
     """Write the reports on all trained and scored runs: one evaluation per corpus, and the table.
 
     Reads only the files of `sums`. Runs that `failed` are skipped, because their files are
-    outdated.
+    outdated. LongPPL is on the key tokens `key`, or on those that all files share.
 
     Raises:
         ValueError: no run is trained and scored, or seeds of a model have different steps.
@@ -188,6 +203,7 @@ def report(
     if skipped:
         print(f"not in the report: {reasons}")
     results, comparisons = {}, {}
+    ready = keep_common(ready, texts, key)
     for text, runs in zip(texts, zip(*ready, strict=True), strict=True):
         results[text.name] = tabulate(runs, text)
         comparisons[text.name] = compare(runs, PAIRS)
@@ -215,15 +231,17 @@ def main(args: Namespace) -> None:
     plan = make_plan(jobs, args.stride, args.histories)
     texts = check_scorable(jobs, plan, args.data, score_on)
     check_texts(jobs, sums, args.data, folders=not args.report_only)
+    key = args.key_tokens and read_for_sweep(args.key_tokens, jobs, texts, args.data)
     tasks = []
     if not args.report_only:
-        reasons = without_sums(jobs, plan, texts, sums)
+        reasons = without_sums(jobs, plan, texts, sums, key)
         local = select_local_jobs(jobs, args.only or ["*"], sums, reasons)
         print_skipped(jobs, local, reasons, sums)
         folders = {job.folder for job in local}
-        tasks = [train_and_score(job, plan, score_on, sums, folders) for job in local]
+        options = plan, score_on, sums, folders, args.key_tokens
+        tasks = [train_and_score(job, *options) for job in local]
     train_and_report(
         tasks,
-        partial(report, jobs, plan, args.budget, texts, sums, out),
+        partial(report, jobs, plan, args.budget, texts, sums, out, key),
         gpus_per_run=args.gpus_per_run,
     )

@@ -95,7 +95,7 @@ def check_texts(jobs: Sequence[Job], sums: Path, data: Path, *, folders: bool) -
     Raises:
         ValueError: settings or text lengths differ; the message has them.
     """
-    expected = Manifest.load(data).splits.get("train", SplitInfo()).tokens
+    expected = training_tokens(data)
     for job in jobs:
         texts: list[tuple[Path, int | None, str]] = []  # tokens; early runs did not record them
         for path in sorted(sums.glob(f"*/{job.folder.name}.npz")):
@@ -112,6 +112,11 @@ def check_texts(jobs: Sequence[Job], sums: Path, data: Path, *, folders: bool) -
                     f"{expected:,} as in --data. Use the text that all runs were trained on, or "
                     f"another {option}"
                 )
+
+
+def training_tokens(data: Path) -> int:
+    """Length of the training text of token shards."""
+    return Manifest.load(data).splits.get("train", SplitInfo()).tokens
 
 
 def make_jobs(

@@ -17,11 +17,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from evaluation.markdown import digits, is_known, markdown_table, with_interval
+from evaluation.markdown import digits, escaped, is_known, markdown_table, with_interval
 from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import COLOURS, name_ends, save, styles_of
+from evaluation.summary import key_sentence
 from experiments.harness import Result
 from experiments.reports import publish, table
 from experiments.table4.questions import PAIRS, QUESTION_OF, by_pair
@@ -54,6 +55,7 @@ def write_table4(
         "budget": budget,
         "paper": PAPER,
         "rows": {corpus: rows(tables) for corpus, tables in evaluations.items()},
+        "key_tokens": {name: tables["key_tokens"] for name, tables in evaluations.items()},
         "comparisons": dict(comparisons),
         "runs": runs,
         "curves": curves(runs),
@@ -72,13 +74,14 @@ def redraw(path: Path) -> None:
 
 
 def rows(tables: Result) -> list[Row]:
-    """Cost and perplexity of each model, as the paper evaluates and on identical tokens.
+    """Cost and perplexity of each model: as the paper evaluates, on identical and on key tokens.
 
     A model that starts from another one's weights also counts the cost of those weights.
     """
     chunks, strided = (
         {row["label"]: row for row in tables[name]} for name in ("as_trained_chunk", "as_trained")
     )
+    key = {row["label"]: row for row in tables.get("as_trained_key", ())}
     scores = ("perplexity", "nats", "difference")
     result = []
     for label, runs in _by_label(tables["runs"]).items():
@@ -93,6 +96,7 @@ def rows(tables: Result) -> list[Row]:
                 "tokens_per_s": mean(speeds) if is_known(*speeds) else None,
                 **{f"paper_{name}": chunks[label][name] for name in scores},
                 **{name: strided[label][name] for name in scores},
+                **{f"key_{name}": key[label][name] if label in key else None for name in scores},
                 "scored_tokens": strided[label]["tokens"],
                 "stride": strided[label]["stride"],
             }
@@ -148,6 +152,8 @@ def markdown(result: Result) -> str:
                 "Model minus baseline, nats per token:\n",
                 comparisons_table(result["comparisons"][corpus]),
             ]
+        if key := result.get("key_tokens", {}).get(corpus):  # missing in old results
+            parts.append(f"LongPPL is the perplexity on key tokens. {key_sentence(escaped(key))}\n")
     return "\n".join([*parts, trained_on(result["runs"]) + "\n"])
 
 
@@ -173,6 +179,7 @@ def differences_table(result: Result) -> str:
 def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
     """Table cells with the cost and scores of each model; differences keep their keys."""
     hours = models[0]["gpu_hours"] or math.nan  # 0 if no step was timed
+    has_key = any(is_known(row.get("key_perplexity")) for row in models)  # not in old results
     return [
         {
             "model": row["label"],
@@ -185,6 +192,7 @@ def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
             "paper_difference": nats(row["paper_difference"]),
             "perplexity on identical tokens": f"{row['perplexity']:.2f}",
             "difference": nats(row["difference"]),
+            **({"LongPPL": digits(row["key_perplexity"], ".2f")} if has_key else {}),
         }
         for row in models
     ]
@@ -207,6 +215,7 @@ def _interval_kind(models: Sequence[Row]) -> str:
 
 def comparisons_table(comparisons: Sequence[Row]) -> str:
     """Each question with the differences that answer it, from `evaluation.tables.compare`."""
+    has_key = any(row.get("key") for row in comparisons)  # not in old results
     return table(
         {
             "question": QUESTION_OF[row["label"], row["to_label"]].asks,
@@ -215,6 +224,7 @@ def comparisons_table(comparisons: Sequence[Row]) -> str:
             "seeds": str(row["strided"]["seeds"]),
             "nats, as the paper evaluates": nats(row["chunk"]),
             "nats, on identical tokens": nats(row["strided"]),
+            **({"nats, on key tokens": nats(row["key"])} if has_key else {}),
             **{f"nats, {p['range']} tokens into a document": nats(p) for p in row["parts"]},
         }
         for row in comparisons
@@ -226,6 +236,11 @@ def answers_table(larger: Result, smaller: Result) -> str:
 
     more, less = by_pair(larger), by_pair(smaller)
     none = {"chunk": None, "strided": None}
+    on_key = {  # not in old results
+        f"{name} budget, on key tokens": {pair: row.get("key") for pair, row in rows.items()}
+        for name, rows in (("larger", more), ("smaller", less))
+        if any(row.get("key") for row in rows.values())
+    }
     return table(
         {
             "question": QUESTION_OF[pair].asks,
@@ -234,6 +249,7 @@ def answers_table(larger: Result, smaller: Result) -> str:
             "larger budget, as the paper evaluates": nats(more.get(pair, none)["chunk"]),
             "larger budget, on identical tokens": nats(more.get(pair, none)["strided"]),
             "smaller budget, on identical tokens": nats(less.get(pair, none)["strided"]),
+            **{name: nats(rows.get(pair)) for name, rows in on_key.items()},
             "seeds of the smaller budget": str(less[pair]["strided"]["seeds"])
             if pair in less
             else "",

@@ -5,9 +5,11 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from evaluation.key_tokens import KeyTokens
 from evaluation.plan import Plan
 from evaluation.sums import Scored, Text, read_scored
 from experiments.table4.jobs import Job, is_finished, last_step, training_cost
+from experiments.table4.key_tokens import is_scored_on
 from training.config import RUN_CONFIG
 from training.metrics import read_evaluations
 
@@ -35,9 +37,16 @@ def read_sums(job: Job, plan: Plan, texts: Sequence[Text], sums: Path) -> list[S
 
 
 def without_sums(
-    jobs: Sequence[Job], plan: Plan, texts: Sequence[Text], sums: Path
+    jobs: Sequence[Job],
+    plan: Plan,
+    texts: Sequence[Text],
+    sums: Path,
+    key: KeyTokens | None = None,
 ) -> dict[str, str]:
-    """Map runs without valid sums to the reason: missing, or older than the run in its folder."""
+    """Map runs without valid sums to the reason: missing, or older than the run in its folder.
+
+    Also those without losses on the key tokens `key`, but only if they need not be trained again.
+    """
     reasons = {}
     for job in jobs:
         scored = read_sums(job, plan, texts, sums)
@@ -48,6 +57,8 @@ def without_sums(
             or read_evaluations(job.folder)[-1]["gpu_hours"] != scored[0].about["gpu_hours"]
         ):
             reasons[job.folder.name] = "trained again, and not scored since"
+        elif key is not None and not is_scored_on(key, scored, texts) and job.is_finished:
+            reasons[job.folder.name] = "not scored on these key tokens"
     return reasons
 
 

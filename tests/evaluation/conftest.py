@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from data.text.shards import TokenStream
+from evaluation import key_tokens
 from evaluation.runs import Run
 from scripts import evaluate
 from tests.data.conftest import make_shards  # noqa: F401
 from tests.evaluation import known_losses
+from tests.evaluation.key_tokens_by_hand import GAIN, LOSS
 from tests.experiments.table4 import tiny_sweep
 from training.checkpoint.contents import Progress
 from training.language.config import load_config
@@ -30,6 +32,13 @@ def base(stream):
 def scored(stream, tmp_path):
     """Factory of runs with known losses."""
     return partial(known_losses.made_up_run, stream, tmp_path)
+
+
+@pytest.fixture
+def small_gains(monkeypatch):
+    """Lower the thresholds, so that some tokens are key tokens of hardly trained models."""
+    monkeypatch.setattr(key_tokens, "MIN_GAIN", GAIN)
+    monkeypatch.setattr(key_tokens, "MAX_LOSS", LOSS)
 
 
 @pytest.fixture

@@ -86,6 +86,26 @@ def test_compared_scorings_do_not_depend_on_the_runs():
     assert {s.history for s in replace(plan, histories=(128,)).compared((64,))} == {64}
 
 
+def test_key_tokens_are_chosen_with_the_context_and_the_near_text():
+    contexts = (1024, 4096)
+    long, short = Plan().key_scorings(4096, contexts)
+    assert long == Scoring(history=4096, stride=512, first=4096)  # also in the plan of this run
+    assert short == Scoring(history=1024, stride=128, first=4096)
+    assert {long, short} < set(Plan().scorings(4096, contexts))
+    assert Plan().key_scorings(4096, (4096,))[1].history == 1024
+    longer, _ = Plan(strides=(64, 300)).key_scorings(16384, contexts)
+    assert longer == Scoring(history=16384, stride=64, first=16320)  # the first full window
+    fine = Plan(strides=(64,), near=40, document_masks=(False,))
+    long, short = fine.key_scorings(256, (128,), document_mask=True)
+    assert (short.history, short.stride) == (40, 5)  # no stride of the plan is short enough
+    assert not long.document_mask and not short.document_mask
+    both = Plan(document_masks=(False, True)).key_scorings(256, (128,), document_mask=True)
+    assert all(scoring.document_mask for scoring in both)
+    for near in (0, 256, 300):
+        with pytest.raises(ValueError, match=f"--near={near} is the short .* from 1 to 255.*--ne"):
+            Plan(near=near).key_scorings(256, (256,))
+
+
 MASKED = ("data.document_mask=true",)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.evaluation.conftest import base, opened, scored, stream  # noqa: F401
+from tests.evaluation.conftest import base, opened, scored, small_gains, stream, train  # noqa: F401
 from tests.experiments.table4 import tiny_sweep
 
 
