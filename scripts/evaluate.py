@@ -78,8 +78,9 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     add(
         "--key-tokens", type=Path, metavar="RUN|FILE",
-        help="run that chooses the key tokens of LongPPL and is not compared, best a seed that no "
-        "other run has; or a file that it wrote (default: one of the seeds, if possible)",
+        help="run that chooses the key tokens of LongPPL at its newest checkpoint and is not "
+        "compared, best a seed that no other run has; or a file that it wrote (default: one of the "
+        "seeds, if possible)",
     )  # fmt: skip
     add(
         "--write-key-tokens", type=Path, metavar="FILE",

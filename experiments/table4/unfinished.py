@@ -7,7 +7,8 @@ from pathlib import Path
 
 from evaluation.key_tokens import KeyTokens
 from evaluation.plan import Plan
-from evaluation.sums import Scored, Text, read_scored
+from evaluation.sums import Scored, Sums, Text, read_scored
+from evaluation.windows import Scoring
 from experiments.table4.jobs import Job, is_finished, last_step, training_cost
 from experiments.table4.key_tokens import is_scored_on
 from training.config import RUN_CONFIG
@@ -32,8 +33,13 @@ def read_sums(job: Job, plan: Plan, texts: Sequence[Text], sums: Path) -> list[S
             return "the cost of the run that it starts from is unknown"
         if result and scored.about != result[0].about:
             return "trained again between the scorings of two texts"
-        result.append(replace(scored, sums={scoring: scored.sums[scoring] for scoring in wanted}))
+        key = scored.key and replace(scored.key, sums=_only(scored.key.sums, wanted))
+        result.append(replace(scored, sums=_only(scored.sums, wanted), key=key))
     return result
+
+
+def _only(sums: Mapping[Scoring, Sums], wanted: Sequence[Scoring]) -> dict[Scoring, Sums]:
+    return {scoring: sums[scoring] for scoring in wanted if scoring in sums}
 
 
 def without_sums(

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from evaluation import key_tokens
 from evaluation.runs import open_run
 
 CONTEXT = "model.context_length=64"
@@ -22,17 +23,33 @@ def losses_by_hand(folder, stream, history, stride, first):
     return losses
 
 
-def key_by_hand(folder, stream, long=64, short=32):
-    """(n_tokens,) bool: key tokens from log-probabilities, as the paper defines them."""
+def choose_by_hand(monkeypatch, folder, stream, long=64, short=32, first=64):
+    """(n_tokens,) bool: key tokens from log-probabilities, as the paper defines them.
+
+    Sets thresholds near GAIN and LOSS that no token is close to: rounding must not matter.
+    """
     with_long, with_short = (
-        -losses_by_hand(folder, stream, history, history // 8, 64) for history in (long, short)
+        -losses_by_hand(folder, stream, history, history // 8, first) for history in (long, short)
     )
+    gain, loss = clear_threshold(with_long - with_short, GAIN), clear_threshold(-with_long, LOSS)
+    monkeypatch.setattr(key_tokens, "MIN_GAIN", gain)
+    monkeypatch.setattr(key_tokens, "MAX_LOSS", loss)
     return np.array(
         [
-            a - b > GAIN and a > -LOSS
+            a - b > gain and a > -loss
             for a, b in zip(with_long.tolist(), with_short.tolist(), strict=True)
         ]
     )
+
+
+def clear_threshold(values, near):
+    """Middle of the widest gap between the 40 values around `near`."""
+    ordered = np.sort(values[~np.isnan(values)])
+    start = max(0, int(np.searchsorted(ordered, near)) - 20)
+    gaps = np.diff(ordered[start : start + 40])
+    widest = start + int(gaps.argmax())
+    assert gaps.max() > 2e-5
+    return float(ordered[widest : widest + 2].mean())
 
 
 def document_means(values, is_key, stream):

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-from data.text.shards import TokenStream
 from evaluation import key_tokens
 from evaluation.key_tokens import read_key_tokens
 from evaluation.report import markdown
@@ -18,15 +17,15 @@ from tests.evaluation.key_tokens_by_hand import (
     CONTEXT,
     GAIN,
     LOSS,
+    choose_by_hand,
     document_means,
-    key_by_hand,
     losses_by_hand,
 )
 from tests.evaluation.known_losses import LONG, SHORT, find
 from tests.training_runs import call_on_two_processes
 
 
-def test_another_run_chooses(train, result_of, corpus, tmp_path, small_gains):
+def test_another_run_chooses(train, result_of, stream, tmp_path, monkeypatch):
     """Share, means, sums by document and the interval of a difference against a brute force."""
     runs = {
         label: [train(f"{label}_seed{n}", *options, f"run.seed={n}", steps=8) for n in (1, 2)]
@@ -34,9 +33,9 @@ def test_another_run_chooses(train, result_of, corpus, tmp_path, small_gains):
     }
     chooser = train("chooser_seed3", CONTEXT, "run.seed=3", steps=8)
     folders = [folder for pair in runs.values() for folder in pair]
+    is_key = choose_by_hand(monkeypatch, chooser, stream)
+    n_counted = (len(stream) - 1 - 64) // 8 * 8
     result = result_of(*folders, "--key-tokens", chooser, "--out", tmp_path / "out")
-    stream = TokenStream(corpus, "val")
-    is_key, n_counted = key_by_hand(chooser, stream), (len(stream) - 1 - 64) // 8 * 8
     assert 20 < is_key.sum() < n_counted / 2
     about = result["key_tokens"]
     assert (about["tokens"], about["of_tokens"]) == (is_key.sum(), n_counted)
@@ -96,15 +95,14 @@ def test_another_run_chooses(train, result_of, corpus, tmp_path, small_gains):
     assert f"| {math.exp(np.mean(means['long'])):.2f} |" in report
 
 
-def test_one_of_the_seeds_chooses_by_default(train, result_of, corpus, small_gains):
+def test_one_of_the_seeds_chooses_by_default(train, result_of, stream, monkeypatch):
     folders = {
         f"{label}_seed{n}": train(f"{label}_seed{n}", *options, f"run.seed={n}", steps=4)
         for label, options in (("short", ()), ("long", (CONTEXT,)))
         for n in (1, 2)
     }
-    stream = TokenStream(corpus, "val")
+    is_key = choose_by_hand(monkeypatch, folders["long_seed2"], stream)
     result = result_of(*folders.values())
-    is_key = key_by_hand(folders["long_seed2"], stream)
     about = result["key_tokens"]
     assert (about["chooser"], about["tokens"]) == ("long_seed2", is_key.sum())
     assert about["missing"] == ["short_seed2", "long_seed2"]
@@ -116,29 +114,27 @@ def test_one_of_the_seeds_chooses_by_default(train, result_of, corpus, small_gai
     assert "Not scored on them: short_seed2, long_seed2." in markdown(result)
 
     # with one context only, the short history is a quarter of it
+    is_key = choose_by_hand(monkeypatch, folders["long_seed2"], stream, short=16)
     alone = result_of(folders["long_seed1"], folders["long_seed2"])["key_tokens"]
-    is_key = key_by_hand(folders["long_seed2"], stream, short=16)
     assert (alone["short"], alone["tokens"]) == (16, is_key.sum())
 
     # one seed each: no run can choose
     result = result_of(folders["short_seed1"], folders["long_seed1"])
     assert (result["key_tokens"], result["key"]) == (None, [])
-    assert "Pass another seed of a model with the longest context (--key-tokens RUN)" in markdown(
-        result
-    )
+    remedy = "Pass another seed of a model with the longest context (--key-tokens RUN)"
+    assert remedy in markdown(result)
     assert "LongPPL" not in markdown(result_of(folders["short_seed1"], "--modes", "chunk"))
 
 
-def test_only_tokens_that_the_chooser_could_choose_count(train, result_of, corpus, small_gains):
+def test_only_tokens_that_the_chooser_could_choose_count(train, result_of, stream, monkeypatch):
     """Its windows of 128 tokens score positions 113 to 960, and those of the runs 65 to 960."""
     short, long = train("short", steps=4), train("long", CONTEXT, steps=4)
     chooser = train("chooser", "model.context_length=128", "run.seed=3", steps=8)
+    is_key = choose_by_hand(monkeypatch, chooser, stream, 128, 32, first=112)
     result = result_of(short, long, "--key-tokens", chooser)
-    about, stream = result["key_tokens"], TokenStream(corpus, "val")
+    about = result["key_tokens"]
     assert find(result["as_trained"], "long")["tokens"] == 896
     assert (about["of_tokens"], about["long"], about["short"]) == (848, 128, 32)
-    losses = [losses_by_hand(chooser, stream, h, h // 8, 112) for h in (128, 32)]
-    is_key = (losses[1] - losses[0] > GAIN) & (losses[0] < LOSS)
     assert 20 < is_key.sum() == about["tokens"] == find(result["as_trained_key"], "long")["tokens"]
 
 
