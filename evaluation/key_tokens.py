@@ -54,8 +54,8 @@ class KeyTokens:
     long: Scoring
     short: Scoring
     choices: tuple[Choice, ...]
-    min_gain: float = MIN_GAIN
-    max_loss: float = MAX_LOSS
+    min_gain: float
+    max_loss: float
 
     def of(self, stream: TokenStream) -> Choice:
         """Key tokens of a validation split.
@@ -172,6 +172,8 @@ def choose(
         long=long,
         short=short,
         choices=tuple(choices),
+        min_gain=MIN_GAIN,
+        max_loss=MAX_LOSS,
     )
 
 

@@ -40,7 +40,8 @@ def test_another_run_chooses(train, result_of, stream, tmp_path, monkeypatch):
     about = result["key_tokens"]
     assert (about["tokens"], about["of_tokens"]) == (is_key.sum(), n_counted)
     assert (about["chooser"], about["long"], about["short"]) == ("chooser_seed3", 64, 32)
-    assert about["missing"] == []
+    thresholds = key_tokens.MIN_GAIN, key_tokens.MAX_LOSS
+    assert (about["min_gain"], about["max_loss"], about["missing"]) == (*thresholds, [])
 
     means, sums = {}, {}
     for label, history in (("short", 32), ("long", 64)):
