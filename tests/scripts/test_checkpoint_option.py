@@ -14,7 +14,7 @@ COMMANDS = [
     (sample, "scripts.sample"),
     (passkey, "evaluation.prompts"),
     (repeats, "evaluation.prompts"),
-    (evaluate, "evaluation.score"),
+    (evaluate, "evaluation.evaluate"),
 ]
 
 
