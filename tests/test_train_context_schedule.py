@@ -77,3 +77,16 @@ def test_compiled_stages_give_the_losses_of_eager_ones(run, tmp_path):
     run(*same, f"run.out_dir={eager}")
     run(*same, "run.compile=true", f"run.out_dir={compiled}")
     assert losses(compiled) == pytest.approx(losses(eager), rel=1e-4)
+
+
+@pytest.mark.gpu
+def test_captured_stages_give_the_losses_of_eager_ones(run, tmp_path):
+    eager, captured = tmp_path / "eager", tmp_path / "captured"
+    same = ("model.positions=rotary", "model.context_schedule=[[64,0.5],[256,0.5]]")
+    same += ("model.context_length=256", "model.rope_scaling=yarn", "optim.batch_tokens=2048")
+    same += ("model.dropout=0.0", "run.device=cuda", "optim.max_steps=20", "optim.lr=1e-3")
+    run(*same, "run.cuda_graph=false", f"run.out_dir={eager}")
+    run(*same, "run.compile=true", f"run.out_dir={captured}")
+    assert losses(captured) == pytest.approx(losses(eager), rel=1e-4)
+    expected, got = (read_evaluations(out)[-1]["val_loss"] for out in (eager, captured))
+    assert got == pytest.approx(expected, rel=1e-4)
