@@ -176,21 +176,26 @@ class ShuffledRange:
     """Random order of the numbers in [first, last), in rounds of at most `ROUND` numbers.
 
     A stage of a run visits the short windows of a range of long windows in such an order: adjacent
-    windows are then steps apart, but the next stage still finds only text that is new in the epoch.
+    windows are then steps apart, and the next stage still finds the text that is left of the epoch.
+    Rounds also end with epochs, so that no text of the next epoch comes before the end of this one.
     """
 
     first: int
     last: int
     seed: int
+    epoch: int
+    """Numbers in an epoch, the first of which begins at 0."""
 
-    def __call__(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Map int64 indices in [0, last - first) to numbers in [first, last)."""
-        rounds, offsets = np.divmod(index, ROUND)
-        numbers = np.empty_like(index)
-        for number in np.unique(rounds).tolist():
-            mask, begin = rounds == number, self.first + number * ROUND
-            size = min(ROUND, self.last - begin)
-            numbers[mask] = begin + Permutation(size, (self.seed, begin, 3))(offsets[mask])
+    def __call__(self, plain: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Permute int64 numbers in [first, last)."""
+        starts = plain - plain % self.epoch % ROUND
+        numbers = np.empty_like(plain)
+        for start in np.unique(starts).tolist():
+            mask = starts == start
+            end_of_epoch = (start // self.epoch + 1) * self.epoch
+            begin, end = max(start, self.first), min(start + ROUND, end_of_epoch, self.last)
+            order = Permutation(end - begin, (self.seed, begin, 3))
+            numbers[mask] = begin + order(plain[mask] - begin)
         return numbers
 
 

@@ -111,6 +111,16 @@ class KeyTokens:
             "of_tokens": int(covered.sum()),
         }
 
+    def summary(self) -> str:
+        """Number and share of the key tokens of each text, in words."""
+        parts = []
+        for choice in self.choices:
+            covered = self.covers(len(choice.is_key))
+            n, of = int((covered & choice.is_key).sum()), int(covered.sum())
+            share = f"{n / of:.2%}" if of else "none"
+            parts.append(f"{n:,} key tokens of {choice.name}, {share} of {of:,}")
+        return "; ".join(parts)
+
     def facts(self) -> dict[str, Any]:
         """How the key tokens were chosen, except for the configuration of the run."""
         names = "chooser", "step", "text_tokens", "min_gain", "max_loss"

@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             key = choose_key_tokens(args.runs[0], *how)
             if processes.is_main:
                 write_key_tokens(key, args.write_key_tokens)
-                print(f"wrote {args.write_key_tokens}")
+                print(f"wrote {args.write_key_tokens}: {key.summary()}")
             return
         evaluated = evaluate_runs(args.runs, *how, args.key_tokens)
         if not processes.is_main:

@@ -1,5 +1,7 @@
 """Whole runs whose context grows."""
 
+import re
+
 import pytest
 
 from tests.training_runs import in_two_processes, losses
@@ -53,10 +55,29 @@ def test_resuming_in_any_stage_changes_no_loss(run, tmp_path, stop, monkeypatch)
     assert read_evaluations(parts)[-1]["val_loss"] == read_evaluations(whole)[-1]["val_loss"]
 
 
-def test_another_schedule_is_refused(run):
+@pytest.mark.parametrize(
+    ("schedule", "max_steps", "there", "here"),
+    [
+        ("[[16,0.5],[32,0.5]]", 8, "[[8, 0], [32, 4]]", "[[16, 0], [32, 4]]"),
+        ("[[8,0.5],[32,0.5]]", 16, "[[8, 0], [32, 4]]", "[[8, 0], [32, 8]]"),
+        ("[]", 16, "[[8, 0], [32, 4]]", "None"),
+    ],
+)
+def test_other_stages_are_refused(run, schedule, max_steps, there, here):
     run(*SCHEDULE)
-    with pytest.raises(ValueError, match=r"model.context_schedule is .*8.* there and .*16.* here"):
-        run(SCHEDULE[0], "model.context_schedule=[[16,0.5],[32,0.5]]", "optim.max_steps=12")
+    message = f"model.context_schedule, in contexts and their first steps, is {there} there and "
+    with pytest.raises(ValueError, match=re.escape(message + f"{here} here")):
+        run(SCHEDULE[0], f"model.context_schedule={schedule}", f"optim.max_steps={max_steps}")
+
+
+def test_a_run_can_be_extended_in_its_last_stage(run, tmp_path):
+    constant = (SCHEDULE[0], "optim.schedule=constant")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    longer = ("model.context_schedule=[[8,0.25],[32,0.75]]", "optim.max_steps=16")
+    run(*constant, *longer, f"run.out_dir={whole}")
+    run(*constant, SCHEDULE[1], f"run.out_dir={parts}")
+    run(*constant, *longer, f"run.out_dir={parts}")
+    assert losses(parts) == losses(whole)
 
 
 @pytest.mark.distributed

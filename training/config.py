@@ -165,8 +165,8 @@ class AdamWConfig:
     """Learning rate at the last step, at most lr."""
     schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
     """Decay of the learning rate from lr to min_lr after warmup. wsd (warmup, stable, decay): it
-    stays at lr, then decays linearly over the last decay_share of the steps, so a run can be
-    extended from any earlier step. constant: it stays at lr."""
+    stays at lr, then decays linearly over the last decay_share of the steps. A run can be extended
+    from a checkpoint before its decay. constant: it stays at lr."""
     decay_share: float = 0.2
     """wsd only: share of max_steps in which the learning rate decays, above 0 and at most 1."""
     warmup_steps: int = 0
@@ -213,6 +213,11 @@ class AdamWConfig:
         if not 0 < self.decay_share <= 1:
             raise ValueError(
                 f"optim.decay_share={self.decay_share} must be above 0 and at most 1. Try 0.2"
+            )
+        if self.schedule == "wsd" and round(self.decay_share * self.max_steps) < 1:
+            raise ValueError(
+                f"optim.decay_share={self.decay_share} of optim.max_steps={self.max_steps} must be "
+                "at least one step. Raise one of them"
             )
         if self.schedule != "wsd" and self.decay_share != 0.2:
             raise ValueError(

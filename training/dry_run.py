@@ -2,12 +2,9 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from configs.reader import to_yaml
-from data.lra.store import Manifest as Examples
-from data.text.shards import MANIFEST, Manifest
 from kernels.limits import MAX_RECEIVE_BUFFER, MIN_RING_TOKENS, chunk_rows
 from model.classifier_config import ClassifierConfig
 from model.config import ModelConfig
@@ -19,6 +16,7 @@ from model.flops import (
 from model.hf.config import layout_for, unsupported_reason
 from training.classification.config import ClassifyConfig
 from training.config import counted
+from training.epochs import epoch_lines, example_epoch_lines
 from training.language.config import TrainConfig
 from training.language.stages import flops_per_token
 from training.tasks import RunConfiguration, read_run
@@ -30,8 +28,6 @@ UTILISATION = 0.42
 """Share of a GPU's peak. The shipped GPTs reach 39% to 52% on an H100 (train_speed.json)."""
 MIN_WIDTH = 512
 """Narrower models wait for kernel launches and memory: FLOPs do not predict their time."""
-MAX_EPOCHS, GOOD_EPOCHS = 10, 4
-MIN_STEPS = 100  # fewer teach nothing, whatever their size
 CLOCKS = {"H100": "H100 80GB HBM3", "A100": "A100", "RTX 4090": "RTX 4090"}
 
 
@@ -84,7 +80,7 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
         _times(causal * n_tokens, model.n_embd, n_gpus),
         *_memory(config, n_gpus),
         export_note(model),
-        *_epochs(config),
+        *epoch_lines(config),
     ]
 
 
@@ -108,7 +104,7 @@ def _classifier(config: ClassifyConfig, n_gpus: int) -> list[str]:
         *mask_notes(model, causal=False),
         _times(whole, model.n_embd, n_gpus),
         "memory is estimated for GPTs only",
-        *_epochs_of_examples(config),
+        *example_epoch_lines(config),
     ]
 
 
@@ -139,7 +135,7 @@ def startup_notes(config: RunConfiguration) -> list[str]:
     notes = mask_notes(config.model, causal=isinstance(config, TrainConfig))
     if isinstance(config, TrainConfig):
         notes.append(export_note(config.model))
-        notes += [line for line in _epochs(config) if line.startswith("warning")]
+        notes += [line for line in epoch_lines(config) if line.startswith("warning")]
     if config.run.compile:
         notes.append("compiling: the first step takes up to a minute, on a CPU several")
     return notes
@@ -166,46 +162,6 @@ def mask_notes(model: ModelConfig | ClassifierConfig, *, causal: bool) -> list[s
         f"tokens and blocks of {mask.block_size}: attention is dense. Set a smaller "
         "model.mask.block_size, or a longer context"
     ]
-
-
-def _epochs(config: TrainConfig) -> list[str]:
-    """How often the run sees each text that is prepared, and a warning where that is too often."""
-    data, optim = config.data, config.optim
-    weights = {data.path: data.weight} | {corpus.path: corpus.weight for corpus in data.mix}
-    lines = []
-    for path, weight in weights.items():
-        if not (Path(path) / MANIFEST).is_file():
-            taken = f": model.vocab_size={config.model.vocab_size} is taken"
-            lines += [f"data.path={path} is not there yet{taken if path == data.path else ''}"]
-            continue
-        n_tokens = Manifest.load(Path(path)).splits["train"].tokens
-        a_step = optim.batch_tokens * weight / sum(weights.values())
-        epochs = optim.max_steps * a_step / n_tokens
-        digits = 2 if epochs < 100 else 0
-        lines += [f"{epochs:,.{digits}f} epochs of the {n_tokens:,} tokens of {path}"]
-        if epochs > MAX_EPOCHS:
-            steps = int(GOOD_EPOCHS * n_tokens / a_step)
-            smaller = optim.micro_batch_size * config.model.context_length
-            lines += [
-                f"warning: a GPT memorizes a text that it sees more than {MAX_EPOCHS} times. "
-                + (
-                    f"Set optim.max_steps={steps} for {GOOD_EPOCHS} epochs, or prepare more text"
-                    if steps >= MIN_STEPS
-                    else f"A step takes {a_step / n_tokens:.0%} of it: set a smaller "
-                    f"optim.batch_tokens ({smaller} is one micro-batch), or prepare more text"
-                )
-            ]
-    return lines
-
-
-def _epochs_of_examples(config: ClassifyConfig) -> list[str]:
-    """How often the run sees the examples of data.path, if they are prepared."""
-    path = Path(config.data.path)
-    if not (path / MANIFEST).is_file():
-        return [f"data.path={path} is not there yet"]
-    steps = config.optim.max_steps - sum(phase.steps for phase in config.data.phases)
-    n = Examples.load(path).splits["train"].examples
-    return [f"{steps * config.optim.batch_size / n:,.2f} epochs of the {n:,} examples of {path}"]
 
 
 def _memory(config: TrainConfig, n_gpus: int) -> list[str]:

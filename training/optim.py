@@ -30,7 +30,7 @@ def learning_rate(step: int, config: AdamWConfig) -> float:
         return config.lr
     first = config.warmup_steps  # step at which the decay begins
     if config.schedule == "wsd":
-        first = max(first, round((1.0 - config.decay_share) * config.max_steps))
+        first = max(first, config.max_steps - round(config.decay_share * config.max_steps))
     done = min(max(step - first, 0) / max(config.max_steps - first, 1), 1.0)
     left = 0.5 * (1.0 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1.0 - done
     return config.min_lr + left * (config.lr - config.min_lr)

@@ -87,13 +87,13 @@ class Samples(Protocol):
 
 @dataclass(eq=False)
 class ShuffledBatches:
-    """Training batches of a range of samples in a random order."""
+    """Training batches of samples in another order."""
 
     source: Samples
     order: ShuffledRange
 
     def batch(self, first_sample: int, batch_size: int) -> Batch:
-        """Read samples [first_sample, first_sample + batch_size) of the range in its order."""
+        """Read the samples at [first_sample, first_sample + batch_size) in the order."""
         numbers = np.arange(first_sample, first_sample + batch_size)
         return self.source.samples(self.order(numbers))
 

@@ -38,7 +38,8 @@ class DataConfig:
     align: Align = "none"
     """Where training samples begin. document: where a document begins, so that each sample shows
     the start of its text; the rest of the document in which a sample ends is cut, and the start of
-    a run reports how much that is. none: anywhere, and nothing is cut."""
+    a run reports how much that is. With model.context_schedule, each stage cuts samples of its own,
+    so that a later one repeats text of an earlier one. none: anywhere, and nothing is cut."""
     consecutive_windows: int = 1
     """Number of consecutive samples that are adjacent in the text. With 4, a run with 1K context
     sees the same tokens in the same order as one with 4K context: only the context differs."""

@@ -6,9 +6,11 @@ _BUTTERFLY = ("model.mask.pattern=butterfly",)
 _OF_4K = ("data.consecutive_windows=4",)
 _DOCUMENTS = ("data.document_mask=true",)
 _LEARNED = ("model.positions=learned",)
-_GROWS = ("model.positions=rotary", "model.rope_scaling=ntk")
-_TO_4K = (*_GROWS, "model.context_schedule=[[1024,0.75],[4096,0.25]]")
-_TO_16K = (*_GROWS, "model.context_schedule=[[1024,0.75],[4096,0.125],[16384,0.125]]")
+_TO_4K = ("model.rope_scaling=ntk", "model.context_schedule=[[1024,0.75],[4096,0.25]]")
+_TO_16K = (
+    "model.rope_scaling=ntk",
+    "model.context_schedule=[[1024,0.75],[4096,0.125],[16384,0.125]]",
+)
 
 
 @dataclass(frozen=True)

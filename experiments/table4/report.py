@@ -85,7 +85,8 @@ def rows(tables: Result) -> list[Row]:
     scores = ("perplexity", "nats", "difference")
     result = []
     for label, runs in _by_label(tables["runs"]).items():
-        speeds = [run["tokens_per_s"] for run in runs]
+        # of the whole run, whose stages may differ in speed; without the first steps
+        speeds = [run["tokens_per_s"] and run["tokens"] / (3600 * run["gpu_hours"]) for run in runs]
         result.append(
             {
                 "label": label,

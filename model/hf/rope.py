@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.config import DEFAULT_ROPE_BASE, ModelConfig
-from model.hf.layout import config_error, read_number
+from model.hf.layout import config_error, read_number, read_size
 from model.yarn import FAST_TURNS, SLOW_TURNS, yarn_magnitude
 
 _OWNER = "rotary positions"
@@ -50,13 +50,13 @@ def read_rope(
     settings = {"rope_base": read_number("rope_theta", theta, _OWNER)}
     factor = read_number("factor", rope.get("factor"), _OWNER) if _KINDS[kind] != "none" else 1.0
     if kind == "yarn":
-        _check_yarn(rope, hf.get("max_position_embeddings"), factor)
+        _check_yarn(rope, read_size(hf, "max_position_embeddings"), factor)
     # A factor of 1 scales nothing.
     scaling = _KINDS[kind] if factor != 1 else "none"
     return settings | {"rope_scaling": scaling, "rope_factor": factor}
 
 
-def _check_yarn(rope: Mapping[str, Any], context_length: Any, factor: float) -> None:
+def _check_yarn(rope: Mapping[str, Any], context_length: int, factor: float) -> None:
     """Check that YaRN's settings are those of `rope_tables`."""
     for name, default in _YARN_DEFAULTS.items():
         if rope.get(name, default) not in (None, default):
@@ -66,10 +66,10 @@ def _check_yarn(rope: Mapping[str, Any], context_length: Any, factor: float) -> 
         why = f", and this model multiplies by {yarn_magnitude(factor):.6g} at factor={factor:g}."
         raise config_error("attention_factor", magnitude, why)
     trained = rope.get("original_max_position_embeddings", context_length)
-    if not isinstance(trained, (int, float)) or round(trained * factor) != context_length:
+    if trained != round(context_length / factor):
         why = (
-            f", and this model can only have max_position_embeddings={context_length} over factor="
-            f"{factor:g}: correct one of the three."
+            f", and this model needs {round(context_length / factor)}, max_position_embeddings="
+            f"{context_length} over factor={factor:g}: correct one of the three."
         )
         raise config_error("original_max_position_embeddings", trained, why)
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -130,21 +132,33 @@ def test_first_sample_refuses_a_rank_outside_the_world():
 
 
 @settings(deadline=None)
-@given(first=st.integers(0, 2**40), size=st.integers(1, 3000), seed=st.integers(0, 2**32))
-def test_shuffled_range_has_each_number_once(first, size, seed):
-    order = ShuffledRange(first, first + size, seed)(np.arange(size))
+@given(
+    first=st.integers(0, 2**40),
+    size=st.integers(1, 3000),
+    seed=st.integers(0, 2**32),
+    epoch=st.integers(1, 4000),
+)
+def test_shuffled_range_has_each_number_once(first, size, seed, epoch):
+    order = ShuffledRange(first, first + size, seed, epoch)(np.arange(first, first + size))
     assert sorted(order.tolist()) == list(range(first, first + size))
+    # no number of an epoch comes before the end of an earlier one
+    epochs = order // epoch
+    assert (np.diff(epochs) >= 0).all()
 
 
 def test_shuffled_range_goes_round_by_round(monkeypatch):
     monkeypatch.setattr("data.sampler.ROUND", 64)
-    order = ShuffledRange(1000, 1150, seed=3)(np.arange(150))
-    for begin, end in ((0, 64), (64, 128), (128, 150)):
-        assert sorted(order[begin:end].tolist()) == list(range(1000 + begin, 1000 + end))
-        assert order[begin:end].tolist() != sorted(order[begin:end].tolist())
-    shuffled = ShuffledRange(1000, 1150, seed=3)(np.arange(149, -1, -1))
+    # epochs of 100 begin at 1000 and 1100, and have rounds of 64 and 36
+    borders = [1010, 1064, 1100, 1164, 1170]
+    order = ShuffledRange(1010, 1170, 3, 100)(np.arange(1010, 1170))
+    for begin, end in pairwise(borders):
+        part = order[begin - 1010 : end - 1010].tolist()
+        assert sorted(part) == list(range(begin, end))
+        assert part != sorted(part)
+    shuffled = ShuffledRange(1010, 1170, 3, 100)(np.arange(1169, 1009, -1))
     assert shuffled.tolist() == order.tolist()[::-1]  # any access order
-    assert ShuffledRange(1000, 1150, seed=4)(np.arange(150)).tolist() != order.tolist()
+    other = ShuffledRange(1010, 1170, 4, 100)(np.arange(1010, 1170))
+    assert other.tolist() != order.tolist()
 
 
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)

@@ -186,7 +186,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
         (
             "llama",
             {"rope_scaling": {**YARN, "original_max_position_embeddings": 40}},
-            "original_max_position_embeddings=40, .* max_position_embeddings=40 over factor=4",
+            "original_max_position_embeddings=40, .* needs 10, max_position_embeddings=40 over",
         ),
         (
             "qwen3",

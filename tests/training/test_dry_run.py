@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from configs.reader import from_yaml
+from data.text.batches import TrainBatches
 from data.text.config import DataConfig
-from data.text.shards import Manifest
+from data.text.shards import Manifest, TokenStream
 from experiments.reliability.dots import make_config
 from experiments.scale.cases import PARTS, case_of
 from model.classifier import Classifier
@@ -333,3 +334,27 @@ def test_the_head_of_a_configuration_is_what_dry_run_estimates(path, capsys) -> 
     out = printed(capsys, str(path), "--dry-run")
     assert f"about {head[1]} a GPU" in out
     assert head[2] is None or f"about {head[2]} on 1 x H100" in out
+
+
+def test_epochs_count_only_what_aligned_samples_keep(capsys, corpus) -> None:
+    aligned = "model.context_length=512", "data.align=document"
+    out = printed(capsys, QUICK, "--dry-run", f"data.path={corpus}", *aligned)
+    batches = TrainBatches(TokenStream(corpus, "train"), 512, seed=0, align="document")
+    kept = 512 * batches.samples_per_epoch + 1
+    assert f" epochs of the {kept:,} tokens of {corpus} that data.align=document keeps" in out
+
+
+def test_stages_of_a_growing_context(capsys, corpus) -> None:
+    schedule = "model.context_schedule=[[1024,0.75],[4096,0.25]]"
+    rotary = ("model.positions=rotary", "model.context_length=4096", "model.rope_scaling=ntk")
+    options = (SMALL, "--dry-run=8", "data.path=nowhere", *rotary, "optim.micro_batch_size=8")
+    out = printed(capsys, *options, schedule)
+    assert (
+        "context 1,024 for steps 1 to 300,000 (75.0%), per step: 2 micro-batches x 8 GPUs x " in out
+    )
+    assert "x 32 sequences x 1,024 tokens = 524,288 tokens\n" in out
+    assert "context 4,096 for steps 300,001 to 400,000 (25.0%), per step: 2 micro-batches" in out
+    assert "x 8 sequences x 4,096 tokens = 524,288 tokens\n" in out
+    N = 124_439_808 - 786_432
+    mean = 6 * N + 6 * 12 * 768 * (0.75 * 1024 + 0.25 * 4096)
+    assert f"{mean:.3g} FLOPs a token" in out

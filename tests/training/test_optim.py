@@ -80,6 +80,10 @@ def test_cosine_is_above_linear_early_and_below_late():
         ({"schedule": "constant", "min_lr": 1e-5}, "no effect with optim.schedule=constant"),
         ({"schedule": "wsd", "decay_share": 0.0}, "optim.decay_share=0.0 must be above 0"),
         ({"schedule": "wsd", "decay_share": 1.5}, "optim.decay_share=1.5 must be .* at most 1"),
+        (
+            {"schedule": "wsd", "decay_share": 0.001},
+            "optim.decay_share=0.001 of optim.max_steps=100 must be at least one step",
+        ),
         ({"decay_share": 0.5}, "optim.decay_share=0.5 has no effect with optim.schedule=linear"),
         ({"grad_clip": -1.0}, "optim.grad_clip=-1.0 must be .* at least 0"),
     ],

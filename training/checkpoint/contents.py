@@ -71,6 +71,7 @@ def shared_settings(config: RunConfiguration) -> dict[str, Any]:
     """Settings, common to all tasks, that must match a checkpoint to resume from it."""
     # These may differ: implementations affect only rounding, and dropout has no weights.
     free = {"attention", "residual_in_fp32", "recompute_gelu", "dropout", "attention_dropout"}
+    free |= {"context_schedule"}  # the stages must match, which also depend on optim.max_steps
     shape = {f"model.{k}": v for k, v in asdict(config.model).items() if k not in free}
     # run.init_from is not read again, but config.yaml must keep naming the true origin. Only the
     # name is compared, as both folders may have been moved.

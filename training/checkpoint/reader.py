@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from configs.reader import from_record
 from configs.renamed import current_settings
 from data.files import differing, leaves, parse_json
+from data.text.config import DataConfig
 from model.config import ModelConfig
 from training.checkpoint.contents import (
     MODEL,
@@ -212,7 +213,11 @@ def _with_later_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[
 
     The default of a new setting is the behaviour before it existed.
     """
-    defaults = {"model": asdict(ModelConfig()), "optim": asdict(AdamWConfig(max_steps=1))}
+    defaults = {
+        "model": asdict(ModelConfig()),
+        "data": asdict(DataConfig(path="")),
+        "optim": asdict(AdamWConfig(max_steps=1)),
+    }
     known, old_behaviour = dict(leaves(saved)), dict(leaves(defaults))
     for name, value in [*known.items()]:
         known |= current_settings(name, value)

@@ -148,8 +148,8 @@ class TrainConfig:
         if len(lines) == 1:
             return lines
         return [
-            f"context {stage.context_length:,} for steps {stage.first_step:,} to "
-            f"{stage.last_step - 1:,} ({stage.steps / self.optim.max_steps:.1%}), {line}"
+            f"context {stage.context_length:,} for steps {stage.first_step + 1:,} to "
+            f"{stage.last_step:,} ({stage.steps / self.optim.max_steps:.1%}), {line}"
             for stage, line in zip(self.stages, lines, strict=True)
         ]
 

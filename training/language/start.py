@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from data.sampler import ShuffledRange
+from data.sampler import ROUND, ShuffledRange
 from data.text.batches import ShuffledBatches, TrainBatches
 from data.text.mixture import MixedBatches, Mixture
 from data.text.shards import TOKENIZER, TokenStream
@@ -87,20 +87,23 @@ def cut_corpora(
     context cuts these into parts. With data.align=document, it has windows of its own instead,
     because parts begin anywhere.
     """
-    n_parts = config.model.context_length // stage.context_length
-    if config.data.align == "document":
-        n_parts = 1
     return [
         TrainBatches(
             stream,
             stage.context_length,
             seed=config.run.seed,
             document_mask=config.data.document_mask,
-            consecutive_windows=n_parts * config.data.consecutive_windows,
+            consecutive_windows=_parts(config, stage) * config.data.consecutive_windows,
             align=config.data.align,
         )
         for stream in streams.values()
     ]
+
+
+def _parts(config: TrainConfig, stage: Stage) -> int:
+    """Number of samples of a stage that are cut from one window of model.context_length."""
+    aligned = config.data.align == "document"
+    return 1 if aligned else config.model.context_length // stage.context_length
 
 
 def make_batches(
@@ -108,14 +111,16 @@ def make_batches(
 ) -> TrainBatches | MixedBatches | ShuffledBatches:
     """Create the batches of a stage: the samples of its steps, mixed if there are several corpora.
 
-    With model.context_schedule, the parts of windows are visited in a random order.
+    Parts of the windows of model.context_schedule are visited in a random order.
     """
     source = MixedBatches(corpora, mixture(config)) if config.data.mix else corpora[0]
-    if not config.model.context_schedule:
+    if _parts(config, stage) == 1:
         return source
     per_step = config.optim.batch_tokens // stage.context_length
     first, last = stage.first_step * per_step, stage.last_step * per_step
-    return ShuffledBatches(source, ShuffledRange(first, last, config.run.seed))
+    # The corpora of a mixture have epochs of their own.
+    epoch = ROUND if config.data.mix else corpora[0].samples_per_epoch
+    return ShuffledBatches(source, ShuffledRange(first, last, config.run.seed, epoch))
 
 
 def load_initial_weights(
@@ -177,13 +182,16 @@ def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str
             "data.weight": config.data.weight,
             "data.mix": [[len(s), weight] for s, weight in zip(others, weights, strict=True)],
         }
-    # Earlier versions did not record it, and aligned nothing.
-    align = {} if config.data.align == "none" else {"data.align": config.data.align}
+    stages = {}
+    if config.model.context_schedule:
+        layout = [[stage.context_length, stage.first_step] for stage in config.stages]
+        stages = {"model.context_schedule, in contexts and their first steps,": layout}
     return (
         shared_settings(config)
         | mix
-        | align
+        | stages
         | {
+            "data.align": config.data.align,
             "data.document_mask": config.data.document_mask,
             "data.consecutive_windows": config.data.consecutive_windows,
             "optim.batch_tokens": config.optim.batch_tokens,

@@ -19,6 +19,7 @@ from data.verified import BackgroundTask
 from model.flops import mfu
 from model.gpt import GPT
 from training.distributed import Processes
+from training.epochs import kept_tokens
 from training.language import start
 from training.language.config import TrainConfig
 from training.metrics import Record, loss_text
@@ -107,10 +108,12 @@ class LanguageTask:
             share = start.mixture(self._config).quotas[number] / ROUND
             label = f" of {name} ({share:.1%})"
         parts = [corpora[number] for corpora in self._corpora]
-        n_tokens, epochs = len(parts[0].stream), 0.0
-        for stage, part in zip(self._stages, parts, strict=True):
-            epochs += share * stage.steps * optim.batch_tokens / (n_tokens * (1 - part.cut_share))
-        line = f"{optim.max_steps:,} steps over {n_tokens:,} tokens{label}: {epochs:.2f} epochs"
+        epochs = share * optim.max_steps * optim.batch_tokens
+        epochs /= kept_tokens(self._config, str(parts[0].stream.path))
+        line = (
+            f"{optim.max_steps:,} steps over {len(parts[0].stream):,} tokens{label}: "
+            f"{epochs:.2f} epochs"
+        )
         if self._config.data.align == "document":
             cuts = (
                 f"{part.cut_share:.1%} at a context of {part.context_length:,}" for part in parts
@@ -143,7 +146,7 @@ class LanguageTask:
         batches = [
             source.batch(
                 first_sample(
-                    step=step - stage.first_step,
+                    step=step,
                     micro_step=micro_step,
                     rank=self._processes.data_rank,
                     grad_accum_steps=self._n_micro_batches,
@@ -176,7 +179,11 @@ class LanguageTask:
         model = self._config.model.at_context(stage.context_length)
         text, utilisation = loss_text(means["loss"]), None
         if per_s is None:
-            text += "  (the first step is not timed)"
+            text += (
+                "  (the first step of a context is not timed)"
+                if self.n_shapes > 1
+                else ("  (the first step is not timed)")
+            )
         else:
             text += f"  {per_s:,.0f} tokens/s"
         memory_gib = self._processes.memory_gib()

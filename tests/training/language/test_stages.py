@@ -3,9 +3,11 @@
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from data.sampler import ShuffledRange
 from training.distributed import Processes
 from training.language.config import load_config
 from training.language.stages import flops_per_token
@@ -35,9 +37,9 @@ def test_stages_share_the_steps_and_have_equal_tokens(corpus):
     assert [(s.first_step, s.last_step) for s in stages] == [(0, 5), (5, 8), (8, 10)]
     assert [(s.context_length, s.micro_batch_size) for s in stages] == [(16, 8), (32, 4), (64, 2)]
     assert [line.partition(", per step")[0] for line in config.batch_lines(1)] == [
-        "context 16 for steps 0 to 4 (50.0%)",
-        "context 32 for steps 5 to 7 (30.0%)",
-        "context 64 for steps 8 to 9 (20.0%)",
+        "context 16 for steps 1 to 5 (50.0%)",
+        "context 32 for steps 6 to 8 (30.0%)",
+        "context 64 for steps 9 to 10 (20.0%)",
     ]
 
 
@@ -82,6 +84,19 @@ def test_an_epoch_sees_each_text_once_over_all_stages(corpus, other_corpus, worl
     batches = [plain.batch(step)[0] for step in range(8)]
     assert seen == Counter(row for batch in batches for row in rows(batch, 8))
     assert late == Counter(row for batch in batches[4:] for row in rows(batch, 32))
+
+
+def test_a_stage_of_several_epochs_ends_each_before_the_next(corpus):
+    config = config_of(corpus, "[[8,0.5],[32,0.5]]", "optim.max_steps=320", context=32)
+    task = LanguageTask(config, CPU)
+    (corpora, _) = task._corpora
+    epoch = corpora[0].samples_per_epoch
+    assert epoch < task.samples(160) // 2  # more than two epochs in the first stage
+    numbers = ShuffledRange(0, task.samples(160), config.run.seed, epoch)(np.arange(2 * epoch))
+    assert sorted(numbers[:epoch].tolist()) == list(range(epoch))
+    tokens = torch.cat([task.batch(step)[0].view(-1, 8) for step in range(2 * epoch // 32)])
+    expected = corpora[0].samples(numbers[: len(tokens)]).tokens
+    assert torch.equal(tokens, expected)
 
 
 def rows(tokens, length):
