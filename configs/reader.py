@@ -127,7 +127,8 @@ def _parse(argv: Sequence[str]) -> list[_Part]:
         raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
     path = Path(argv[0])
     if not path.is_file():
-        raise ConfigError(f"{path} is not a file. Try one of configs/*.")
+        moved = next(iter(sorted(Path("configs").rglob(path.name))), None) if path.name else None
+        raise ConfigError(f"{path} is not a file. Try {moved or 'one of configs/*'}.")
     parts = [_read_yaml(path)]
     for override in argv[1:]:
         key, equals, text = override.partition("=")

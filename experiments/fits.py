@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from experiments.reports import table
-from model.flops import hours_at, train_flops_per_token
+from model.flops import hours_at
 from training.dry_run import (
     CLOCKS,
     GIB,
@@ -14,6 +14,7 @@ from training.dry_run import (
     fitting_micro_batch,
 )
 from training.language.config import TrainConfig, load_config
+from training.language.stages import flops_per_token
 
 CARDS = (24, 40, 80)  # GiB
 TOKENS = 1e9
@@ -22,11 +23,11 @@ TOKENS = 1e9
 def fits_table() -> str:
     """A row for each shipped GPT: memory, micro-batches that fit, and time for a billion tokens."""
     rows = []
-    files = Path("configs").glob("*_*_[0-9]*k.yaml")  # of a size and a context
+    files = [*Path("configs").glob("long_*.yaml"), *Path("configs/paper").glob("*.yaml")]
     configs = {file: load_config([str(file)]) for file in files}
     for file, config in sorted(configs.items(), key=lambda item: _order(item[1])):
         model, size = config.model, config.optim.micro_batch_size
-        flops = TOKENS * train_flops_per_token(model, causal=True)
+        flops = TOKENS * flops_per_token(model, config.stages, causal=True)
         fits = {
             f"largest micro-batch, {card} GB": str(
                 fitting_micro_batch(config, card * GIB * SPARE, 1)
@@ -40,8 +41,8 @@ def fits_table() -> str:
         memory = estimate(config, size, 1).total / GIB
         rows.append(
             {
-                "configuration": f"[{file.stem}](../configs/{file.name})",
-                "context": f"{model.context_length:,}",
+                "configuration": f"[{file.stem}](../{file})",
+                "context": " to ".join(f"{context:,}" for context in model.contexts),
                 "memory as shipped": f"{memory:.0f} GiB, {size} sequences",
                 **fits,
                 **times,
@@ -51,6 +52,6 @@ def fits_table() -> str:
 
 
 def _order(config: TrainConfig) -> tuple[bool, int, int]:
-    """Small models before large ones, GPT-2's before others, short contexts before long ones."""
+    """Modern models before GPT-2's, small ones before large ones, short contexts first."""
     model = config.model
-    return model.norm != "layer_norm", model.n_layer * model.n_embd, model.context_length
+    return model.norm == "layer_norm", model.n_layer * model.n_embd, model.context_length

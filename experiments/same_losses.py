@@ -1,6 +1,6 @@
 """Compare training losses across attention implementations, and across parallelism.
 
-python -m experiments.same_losses attention configs/gpt2_small_1k.yaml --name gpt2_small_1k ...
+python -m experiments.same_losses attention CONFIG --name NAME ...
 python -m experiments.same_losses sharing data.path=out/data/openwebtext
 
 `attention` trains several runs on Papilio's attention and on PyTorch's, all from one seed and with
@@ -37,7 +37,7 @@ WAYS: dict[str, list[str]] = {
 }
 STEPS = 50
 SETTINGS = [
-    *("configs/gpt2_small_8k.yaml", "model.n_layer=4"),
+    *("configs/paper/gpt2_small_8k.yaml", "model.n_layer=4"),
     *("model.dropout=0", "model.attention_dropout=0"),
     *("data.document_mask=true", "optim.batch_tokens=65536", "optim.micro_batch_size=2"),
     # a low learning rate avoids loss spikes, which amplify every difference

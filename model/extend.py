@@ -1,6 +1,6 @@
 """Initialise a model with the weights of another one, which may have another context length.
 
-    python train.py configs/gpt2_small_4k.yaml run.init_from=out/gpt2_small_1k \
+    python train.py configs/paper/gpt2_small_4k.yaml run.init_from=out/gpt2_small_1k \
       run.out_dir=out/gpt2_small_1k_to_4k optim.max_steps=2000 optim.warmup_steps=100 optim.lr=1e-4
 
 Learned positions are interpolated over the longer context, and training adapts them. Rotary

@@ -1,7 +1,7 @@
 """Prepare token shards of documents that teach a model to find a pass key in a long text.
 
     python -m scripts.prepare_passkey out/data/books --out out/data/passkey --longest 8192
-    python train.py configs/gpt2_small_4k.yaml data.path=out/data/books \\
+    python train.py configs/paper/gpt2_small_4k.yaml data.path=out/data/books \\
       'data.mix=[{path: out/data/passkey, weight: 0.25}]'
 
 --task chains teaches the chains of scripts.passkey instead, whose answers need two hops.

@@ -18,10 +18,11 @@ TINY_GPT = (
 TINY_CLASSIFIER = (*TINY, *STEPS)
 BUTTERFLY = ("model.mask.pattern=butterfly", "model.mask.block_size=16", "data.document_mask=true")
 
+GROWS = ("model.context_schedule=[[16,0.5],[64,0.5]]",)
 KINDS = {
-    "gpt2_small_1k": TINY_GPT,
-    "gpt2_medium_4k": (*TINY_GPT, *BUTTERFLY),
-    "modern_small_4k": (*TINY_GPT, "model.n_kv_head=1", "model.window_size=9"),
+    "paper/gpt2_small_1k": TINY_GPT,
+    "paper/gpt2_medium_4k": (*TINY_GPT, *BUTTERFLY),
+    "long_4k": (*TINY_GPT, *GROWS, "model.n_kv_head=1", "model.window_size=9"),
     "quickstart": TINY_GPT,
     "lra/listops": TINY_CLASSIFIER,
     "lra/image": TINY_CLASSIFIER,
@@ -35,7 +36,7 @@ CASES = [
     # Inductor also compiles C++: half a minute each, and other random numbers for dropout
     *[
         pytest.param(name, "inductor", 0.5, marks=pytest.mark.slow)
-        for name in ("gpt2_small_1k", "lra/listops")
+        for name in ("paper/gpt2_small_1k", "lra/listops")
     ],
 ]
 
@@ -45,7 +46,7 @@ def data(corpus, tmp_path_factory):
     """Data paths by the first word of a configuration's name."""
     tasks = tmp_path_factory.mktemp("lra")
     make_tasks(tasks, "listops", "image", "retrieval", "pathfinder32")
-    texts = {"gpt2": corpus, "modern": corpus, "quickstart": corpus}
+    texts = {"gpt2": corpus, "long": corpus, "quickstart": corpus}
     return texts | {folder.name.removesuffix("32"): folder for folder in tasks.iterdir()}
 
 
@@ -55,7 +56,7 @@ def test_compiled_and_eager_runs_have_the_same_losses(
 ):
     """Attention dropout is as in the file: torch draws the same seeds in both runs."""
     monkeypatch.setattr("torch.compile", functools.partial(torch.compile, backend=backend))
-    path = data[name.removeprefix("lra/").split("_")[0]]
+    path = data[name.rpartition("/")[2].split("_")[0]]
     for compiled in ("true", "false"):
         argv = [f"configs/{name}.yaml", *KINDS[name], "model.dropout=0", f"data.path={path}"]
         train.main([*argv, f"run.compile={compiled}", f"run.out_dir={tmp_path / compiled}"])

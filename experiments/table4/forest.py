@@ -16,6 +16,11 @@ COLUMNS = 1.18, 1.37  # x of the two number columns, right of the panel
 
 BUTTERFLY = "Butterfly mask instead of dense attention"
 ROWS = {
+    "1K grows to 4K within one run, equal tokens": {
+        "instead of 1K": ("1k_to_4k", "1k"),
+        "instead of 4K": ("1k_to_4k", "4k"),
+        "instead of two runs": ("1k_to_4k_longer", "1k_then_4k"),
+    },
     "1K model continued at 4K instead of 1K": {
         "equal tokens": ("1k_then_4k", "1k_then_1k"),
         "equal time": ("1k_then_4k", "1k_then_1k_same_time"),

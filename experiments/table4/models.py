@@ -6,6 +6,7 @@ _BUTTERFLY = ("model.mask.pattern=butterfly",)
 _OF_4K = ("data.consecutive_windows=4",)
 _DOCUMENTS = ("data.document_mask=true",)
 _LEARNED = ("model.positions=learned",)
+_FROM_SCRATCH = ("model.context_schedule=[]", "model.rope_scaling=none")
 _TO_4K = ("model.rope_scaling=ntk", "model.context_schedule=[[1024,0.75],[4096,0.25]]")
 _TO_16K = (
     "model.rope_scaling=ntk",
@@ -19,7 +20,7 @@ class Model:
 
     context: str
     overrides: tuple[str, ...] = ()
-    recipe: str = "gpt2_small"
+    recipe: str = "paper/gpt2_small"
     starts_from: str | None = None
     """Model whose weights it starts from; the training time of that run counts as its own."""
     same_time_as: str | None = None
@@ -66,9 +67,10 @@ MODELS = {
         "4k", _LEARNED, starts_from="1k_learned", same_time_as="4k_learned"
     ),
     "4k_muon": Model("4k", ("optim.name=muon",)),
-    "4k_modern": Model("4k", recipe="modern_small"),
-    "4k_modern_adamw": Model("4k", ("optim.name=adamw",), recipe="modern_small"),
-    "4k_modern_same_time": Model("4k", recipe="modern_small", same_time_as="4k"),
+    "4k_modern": Model("4k", _FROM_SCRATCH, recipe="long"),
+    "4k_modern_adamw": Model("4k", (*_FROM_SCRATCH, "optim.name=adamw"), recipe="long"),
+    "4k_modern_same_time": Model("4k", _FROM_SCRATCH, recipe="long", same_time_as="4k"),
+    "1k_to_4k_modern": Model("4k", recipe="long"),
 }
 
 

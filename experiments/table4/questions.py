@@ -41,6 +41,7 @@ QUESTIONS = (
         (
             *(("1k_to_4k", other) for other in ("1k", "4k")),
             *(("1k_to_16k", other) for other in ("1k", "1k_to_4k")),
+            ("1k_to_4k_modern", "4k_modern"),
         ),
         by_position=True,
     ),

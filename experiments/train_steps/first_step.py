@@ -65,7 +65,7 @@ def papilio(data: Path, scratch: Path, name: str, *settings: str) -> Contender:
         f"data.path={data.resolve()}", f"run.out_dir={scratch / name}", "run.log_every=1",
         f"optim.batch_tokens={BATCH * CONTEXT}", f"optim.micro_batch_size={BATCH}", *settings,
     ]  # fmt: skip
-    argv = ["train.py", "configs/gpt2_small_1k.yaml", *overrides]
+    argv = ["train.py", "configs/paper/gpt2_small_1k.yaml", *overrides]
     return Contender(name, argv, Path.cwd(), ["output directory: ", "step 1/"])
 
 

@@ -7,9 +7,9 @@ from configs.reader import ConfigError, from_record, from_yaml, read_config, to_
 from training.language.config import TrainConfig, load_config
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+CONFIGS = sorted([*(ROOT / "configs").glob("*.yaml"), *(ROOT / "configs/paper").glob("*.yaml")])
 QUICKSTART = str(ROOT / "configs/quickstart.yaml")
-GPT2 = str(ROOT / "configs/gpt2_small_1k.yaml")
+GPT2 = str(ROOT / "configs/paper/gpt2_small_1k.yaml")
 assert CONFIGS
 
 

@@ -253,7 +253,7 @@ def test_models_without_an_equivalent_are_refused(
 @pytest.mark.slow
 def test_the_shipped_modern_configuration_gives_the_logits_of_qwen3() -> None:
     """The window of 1,024 tokens hides keys from the last ones."""
-    config = read_config(TrainConfig, ["configs/modern_small_4k.yaml"]).model
+    config = read_config(TrainConfig, ["configs/long_4k.yaml"]).model
     model = GPT(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

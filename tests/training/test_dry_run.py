@@ -29,7 +29,7 @@ from training.dry_run import (
 from training.language.config import OptimConfig, TrainConfig, load_config
 from training.tasks import read_run
 
-SMALL, MODERN = "configs/gpt2_small_1k.yaml", "configs/modern_small_4k.yaml"
+SMALL, MODERN = "configs/paper/gpt2_small_1k.yaml", "configs/long_4k.yaml"
 
 
 def printed(capsys: pytest.CaptureFixture, *arguments: str) -> str:
@@ -87,7 +87,7 @@ def test_gpus_share_the_batch(capsys) -> None:
 
 
 def test_gpus_share_sequences_and_weights(capsys) -> None:
-    shared = ("configs/gpt2_small_16k.yaml", "parallel.context=4", "parallel.mode=fsdp")
+    shared = ("configs/paper/gpt2_small_16k.yaml", "parallel.context=4", "parallel.mode=fsdp")
     out = printed(capsys, *shared, "--dry-run=8")
     assert "8 micro-batches x 2 groups of 4 GPUs x 2 sequences x 16,384 tokens" in out
     assert "to exchange keys" not in out  # keys are gathered if attention has dropout
@@ -322,7 +322,9 @@ def test_the_class_of_an_export_is_printed(capsys, options: list[str], line: str
     assert f"\nexport to transformers: {line}" in printed(capsys, *options, "--dry-run")
 
 
-CONFIGS = [path for path in sorted(Path("configs").glob("*.yaml")) if "# Needs" in path.read_text()]
+CONFIGS = [
+    path for path in sorted(Path("configs").rglob("*.yaml")) if "# Needs" in path.read_text()
+]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

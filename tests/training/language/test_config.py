@@ -58,7 +58,7 @@ def test_a_missing_data_path_is_refused(tmp_path):
 
 
 def test_a_model_that_must_be_exportable_and_is_not_is_refused():
-    modern = ["configs/modern_small_4k.yaml", "run.exportable=true"]
+    modern = ["configs/long_4k.yaml", "run.exportable=true"]
     assert load_config(modern).run.exportable
     message = (
         "run.exportable=true must be false for this model. model.qk_norm=False cannot be exported: "
