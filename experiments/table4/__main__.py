@@ -7,8 +7,8 @@ Trains each model of --models with each seed on all GPUs of this machine, one ru
 group of --gpus-per-run). All runs have the same tokens per step, total tokens, schedule and text.
 They are scored on the same validation tokens (scripts.evaluate), and a report is written. To
 resume, run the same command. If a model starts from another one's weights, or is trained for
-another one's time, the other one is trained too. Several machines can share the work, each with its
-own --only: copy the files of all --sums into one folder, and run with --report-only. The report
+another one's time, the other one is trained too. Several machines can share the work, on several
+days, each with its own --only: --add names the folders of scores that others wrote. The report
 needs only these files. A run whose folder is missing is not trained again if its sums exist, unless
 --only has its full name.
 
@@ -45,6 +45,11 @@ add("--gpus-per-run", type=int, default=1)
 add("--out", type=Path, help="folder (default: out/table4_BUDGET)")
 add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)")
 add("--sums", type=Path, help="folder of scores that a report needs (default: OUT/sums)")
+add(
+    "--add", type=Path, nargs="+", default=[], metavar="FOLDER",
+    help="first copy the scores that --sums lacks from these folders (earlier, or of other "
+    "machines)",
+)  # fmt: skip
 add("--stride", type=int, nargs="+", help="as in scripts.evaluate")
 add("--histories", type=int, nargs="+", help="histories to score with (default: all contexts)")
 add("--key-tokens", type=Path, metavar="FILE", help="key tokens of LongPPL, as in scripts.evaluate")
@@ -70,6 +75,7 @@ from experiments.table4.key_tokens import keep_common, read_for_sweep
 from experiments.table4.questions import PAIRS
 from experiments.table4.report import write_table4
 from experiments.table4.unfinished import (
+    add_sums,
     print_skipped,
     read_sums,
     select_local_jobs,
@@ -218,6 +224,7 @@ def main(args: Namespace) -> None:
     out = args.out or Path(f"out/table4_{args.budget}")
     sums = args.sums or out / "sums"
     score_on = args.score_on or [args.data]
+    add_sums(args.add, sums)
     jobs = make_jobs(
         args.models or budget.models,
         budget,

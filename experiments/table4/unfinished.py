@@ -5,6 +5,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from data.files import write_atomically
 from evaluation.key_tokens import KeyTokens
 from evaluation.plan import Plan
 from evaluation.sums import Scored, Sums, Text, read_scored
@@ -13,6 +14,26 @@ from experiments.table4.jobs import Job, is_finished, last_step, training_cost
 from experiments.table4.key_tokens import is_scored_on
 from training.config import RUN_CONFIG
 from training.metrics import read_evaluations
+
+
+def add_sums(folders: Sequence[Path], sums: Path) -> None:
+    """Copy the scores FOLDER/CORPUS/RUN.npz that `sums` lacks from other folders.
+
+    Raises:
+        FileNotFoundError: a folder has no scores.
+    """
+    for folder in folders:
+        paths = sorted(folder.glob("*/*.npz"))
+        if not paths:
+            raise FileNotFoundError(
+                f"--add={folder} has no scores CORPUS/RUN.npz. Give a folder that "
+                "experiments.table4 filled, by default OUT/sums"
+            )
+        for path in paths:
+            target = sums / path.parent.name / path.name
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(target, path.read_bytes())
 
 
 def read_sums(job: Job, plan: Plan, texts: Sequence[Text], sums: Path) -> list[Scored] | str:

@@ -123,13 +123,16 @@ def test_machines_share_the_seeds(tiny, tmp_path):
     ]
     assert begun[0].optim.max_steps == begun[1].optim.max_steps
 
-    both = tmp_path / "both"
-    for folder in (one_machine, out):
-        shutil.copytree(folder / "sums", both, dirs_exist_ok=True)
-    shutil.rmtree(out)
-    _, ran = tiny(*names, "--report-only", "--sums", str(both))
+    (own,) = (out / "sums").glob("*/long_seed2.npz")
+    before = own.read_bytes()
+    other = shutil.copytree(one_machine / "sums", tmp_path / "other")
+    (other / own.parent.name / own.name).write_bytes(b"not read, as the file exists")
+    _, ran = tiny(*names, "--report-only", "--add", str(other))
     assert ran == []
     assert seeds_of(out) == {"short": 2, "long": 2, "long_from_short": 2}
+    assert own.read_bytes() == before
+    with pytest.raises(FileNotFoundError, match=r"--add=\S+ has no scores CORPUS/RUN.npz"):
+        tiny(*names, "--report-only", "--add", str(tmp_path))
 
 
 def test_a_finished_run_can_be_continued_by_another(tiny):
