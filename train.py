@@ -1,10 +1,10 @@
 """Train a GPT, or a classifier: the configuration's `task` says which.
 
     python train.py configs/quickstart.yaml                        one process: a GPU, or the CPU
-    torchrun --standalone --nproc_per_node=8 train.py configs/paper/gpt2_small_4k.yaml optim.lr=3e-4
+    torchrun --standalone --nproc_per_node=8 train.py configs/long_4k.yaml optim.lr=3e-4
     python train.py configs/pathx/path64.yaml run.seed=7           a classifier
     python train.py configs/lra/image.yaml --help                  every setting, with its value
-    python train.py configs/paper/gpt2_medium_4k.yaml --dry-run=8        its memory on eight GPUs
+    python train.py configs/long_16k.yaml --dry-run=8              its memory on eight GPUs
 
 The first argument is a configuration; the others override single values. A run writes into
 run.out_dir: config.yaml, metrics.jsonl and checkpoints. The same command resumes it from its newest

@@ -163,6 +163,7 @@ def write_one_choice(arguments):
     evaluate.main(arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_choose_what_one_chooses(train, stream, tmp_path, small_gains):
     chooser = train("chooser", CONTEXT, "run.seed=3", steps=4)
