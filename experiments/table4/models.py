@@ -7,7 +7,8 @@ _OF_4K = ("data.consecutive_windows=4",)
 _DOCUMENTS = ("data.document_mask=true",)
 _LEARNED = ("model.positions=learned",)
 _FROM_SCRATCH = ("model.context_schedule=[]", "model.rope_scaling=none")
-_TO_4K = ("model.rope_scaling=ntk", "model.context_schedule=[[1024,0.75],[4096,0.25]]")
+_GROWS = "model.context_schedule=[[1024,0.75],[4096,0.25]]"
+_TO_4K = ("model.rope_scaling=ntk", _GROWS)
 _TO_16K = (
     "model.rope_scaling=ntk",
     "model.context_schedule=[[1024,0.75],[4096,0.125],[16384,0.125]]",
@@ -32,6 +33,7 @@ class Model:
 # 1k_of_4k sees the same tokens as 4k in the same order, with the history of 1k. It differs from 1k
 # in the similarity of the sequences in a batch, and from 4k in attention only. 1k_to_4k grows its
 # context within one run; 1k_to_4k_longer has as many tokens as 1k and 1k_then_4k together.
+# 1k_to_4k_fixed_base has the base of ntk at 4K from the start.
 MODELS = {
     "1k": Model("1k"),
     "1k_of_4k": Model("1k", _OF_4K),
@@ -41,6 +43,9 @@ MODELS = {
     "16k": Model("16k"),
     "1k_to_4k": Model("4k", _TO_4K),
     "1k_to_4k_longer": Model("4k", _TO_4K, share=4 / 3),
+    "1k_to_4k_yarn": Model("4k", ("model.rope_scaling=yarn", _GROWS)),
+    "1k_to_4k_fixed_base": Model("4k", ("model.rope_base=41829", _GROWS)),
+    "1k_to_4k_wsd": Model("4k", (*_TO_4K, "optim.schedule=wsd")),
     "1k_to_16k": Model("16k", _TO_16K),
     "4k_butterfly": Model("4k", _BUTTERFLY),
     "16k_butterfly": Model("16k", _BUTTERFLY),

@@ -46,6 +46,10 @@ QUESTIONS = (
         by_position=True,
     ),
     Question(
+        "other positions, or a constant learning rate, while the context grows, equal tokens",
+        tuple((f"1k_to_4k_{name}", "1k_to_4k") for name in ("yarn", "fixed_base", "wsd")),
+    ),
+    Question(
         "a context that grows in one run instead of in two, equal tokens",
         (("1k_to_4k_longer", "1k_then_4k"),),
     ),
