@@ -85,6 +85,8 @@ def _alternatives(kind: Any) -> list[str]:
     if origin is tuple:
         return [f"a list of {len(args)}, each {_type_in_words(args[0])}"]
     if origin is list:
+        if get_origin(args[0]) is list:
+            return ["a list of lists of numbers, such as [[1, 2], [3, 4]] or []"]
         return ["a list" if is_dataclass(args[0]) else f"a list, each {_type_in_words(args[0])}"]
     if origin in (UnionType, Union):  # a | b is a typing.Union if a is a Literal
         return [text for arg in args for text in _alternatives(arg)]

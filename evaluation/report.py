@@ -197,12 +197,18 @@ def _key_section(result: dict[str, Any]) -> list[str]:
     if (key := result["key_tokens"]) is None:
         return [title, NO_KEY_TOKENS]
     if not result["key"]:
-        return [title, f"{key_sentence(key)} LongPPL is the perplexity on such tokens."]
-    missing = f" Not scored on them: {', '.join(key['missing'])}." if key["missing"] else ""
+        return [
+            title,
+            f"{key_sentence(key)} LongPPL is the perplexity on such tokens, of which there are "
+            "none: a shorter --near finds more.",
+        ]
+    notes = f" Not scored on them: {', '.join(key['missing'])}." if key["missing"] else ""
+    if any(None in row["nats_interval"] for row in result["key"]):
+        notes += " They are in too few documents for intervals, so differences say little."
     return [
         title,
         f"{key_sentence(key)} LongPPL is the perplexity on these tokens, which are the same in all "
-        f"rows.{missing}",
+        f"rows.{notes}",
         _losses_table(result["key"], perplexity="LongPPL"),
         _compared_with(result["key"]),
     ]

@@ -268,7 +268,8 @@ class ModelConfig(BlockConfig):
         if contexts[-1] != self.context_length:
             raise ValueError(
                 f"{text} must end with model.context_length={self.context_length}. Try "
-                f"model.context_length={contexts[-1]}."
+                f"model.context_length={contexts[-1]}, or model.context_schedule="
+                f"[[{self.context_length},1]] for one context throughout."
             )
         if any(self.context_length % context for context in contexts):
             raise ValueError(
@@ -321,11 +322,14 @@ class ModelConfig(BlockConfig):
                 f"model.rope_factor={self.rope_factor} has no effect with model.rope_scaling=none: "
                 "leave it out, or set model.rope_scaling=yarn."
             )
-        if self.rope_scaling != "none" and not 1.0 < self.rope_factor < math.inf:
+        # One context throughout, as a schedule, is trained without scaling.
+        least = 1.0 if len(self.context_schedule) == 1 else math.nextafter(1.0, 2.0)
+        if self.rope_scaling != "none" and not least <= self.rope_factor < math.inf:
             raise ValueError(
                 f"model.rope_factor={self.rope_factor} must be a finite number above 1 with "
                 f"model.rope_scaling={self.rope_scaling}: model.context_length over the context "
-                "for which the positions were trained."
+                "for which the positions were trained. If that is the same, set "
+                "model.rope_scaling=none."
             )
         if self.rope_scaling == "ntk" and self.head_dim == 2:
             raise ValueError(

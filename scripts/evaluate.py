@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("--stride", args.strides is not None, SLIDING),
         ("--first", args.first is not None, SLIDING),
         ("--histories", args.histories != [], ("cross",)),
-        ("--near", args.near is not None and args.key_tokens is None, ("control",)),
+        ("--near", args.near is not None, ("control", "strided", "cross")),
         ("--key-tokens", args.key_tokens is not None, ("strided", "cross")),
         ("--documents", args.documents != "trained", ("chunk", "strided", "cross")),
     ):

@@ -38,7 +38,9 @@ def test_trains(name, tmp_path):
         *("run.device=cuda", "run.dtype=bfloat16", "run.compile=true", "run.init_from=null"),
     ]
     if config["task"] == "language":
-        tokens = config["optim"]["micro_batch_size"] * config["model"]["context_length"]
+        model = config["model"]
+        context = model.get("context_length") or model["context_schedule"][-1][0]
+        tokens = config["optim"]["micro_batch_size"] * context
         settings.append(f"optim.batch_tokens={2 * tokens}")
         make_text(tmp_path, "data")
         if "mix" in config["data"]:

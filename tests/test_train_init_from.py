@@ -192,3 +192,20 @@ def test_weights_for_another_tokenizer_are_refused(run, source):
 def test_init_from_a_folder_without_a_checkpoint_is_refused(run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"run.init_from=.*/none has no checkpoint"):
         run(f"run.init_from={tmp_path / 'none'}")
+
+
+def test_scaled_positions_that_are_scaled_too_little_are_reported(run, tmp_path, capsys):
+    source = tmp_path / "source"
+    rotary, short = "model.positions=rotary", ("optim.max_steps=2", "optim.warmup_steps=0")
+    run(rotary, "model.rope_scaling=ntk", "model.rope_factor=4", *short, f"run.out_dir={source}")
+    longer = (
+        rotary,
+        f"run.init_from={source}",
+        "model.context_length=64",
+        "model.rope_scaling=ntk",
+    )
+    for factor, warned in ((2, True), (8, False)):
+        out = f"run.out_dir={tmp_path / str(factor)}"
+        run(*longer, f"model.rope_factor={factor}", *ONE_FROZEN_STEP, out)
+        said = capsys.readouterr().out
+        assert ("For 64 instead of 32 tokens, set model.rope_factor=8" in said) == warned

@@ -165,8 +165,8 @@ class AdamWConfig:
     """Learning rate at the last step, at most lr."""
     schedule: Literal["linear", "cosine", "wsd", "constant"] = "linear"
     """Decay of the learning rate from lr to min_lr after warmup. wsd (warmup, stable, decay): it
-    stays at lr, then decays linearly over the last decay_share of the steps. A run can be extended
-    from a checkpoint before its decay. constant: it stays at lr."""
+    stays at lr, then decays linearly over the last decay_share of the steps. Until the decay
+    begins, a run is extended by a larger max_steps. constant: it stays at lr."""
     decay_share: float = 0.2
     """wsd only: share of max_steps in which the learning rate decays, above 0 and at most 1."""
     warmup_steps: int = 0

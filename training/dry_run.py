@@ -166,7 +166,7 @@ def mask_notes(model: ModelConfig | ClassifierConfig, *, causal: bool) -> list[s
 
 def _memory(config: TrainConfig, n_gpus: int) -> list[str]:
     needed = estimate(config, config.optim.micro_batch_size, n_gpus)
-    parts = f"{needed.state / GIB:.1f} weights and AdamW"
+    parts = f"{needed.state / GIB:.1f} weights and optimizer"
     forward = f"{needed.activations / GIB:.1f} activations, {needed.head / GIB:.1f} loss"
     # without accumulation, gradients take the place of activations
     gradients = f", {needed.gradients / GIB:.1f} gradients" if needed.accumulates else ""

@@ -30,6 +30,8 @@ def epoch_lines(config: TrainConfig) -> list[str]:
         if epochs > MAX_EPOCHS:
             steps = int(GOOD_EPOCHS * n_tokens / a_step)
             smaller = optim.micro_batch_size * config.model.context_length
+            if data.align == "document":
+                lines += ["data.align=none cuts nothing: try it first"]
             lines += [
                 f"warning: a GPT memorizes a text that it sees more than {MAX_EPOCHS} times. "
                 + (

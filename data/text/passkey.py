@@ -141,8 +141,9 @@ class PasskeySource:
         # density 1 / length^2, so that each octave of lengths has the same number of tokens
         length = int(1 / rng.uniform(1 / longest, 1 / self._shortest))
         first = int(rng.integers(0, len(stream) - length + 1))
-        most = min(max(1, length // (2 * self._one_fact)), self.task.most)
-        n = int(most ** rng.random())
+        least = self.task.least
+        most = min(max(least, length // (2 * self._one_fact)), self.task.most)
+        n = int(least * (most / least) ** rng.random())
         facts = self.task.draw(rng, self.task.random_depths(rng, n))
         prompt = make_prompt(self._tokenizer, stream.read(first, length), facts, length, n_asked=n)
         eot = stream.manifest.tokenizer.eot_id
@@ -154,8 +155,8 @@ class PasskeySource:
 
     @property
     def _shortest(self) -> int:
-        """Minimum number of tokens of a document: one fact and a little text."""
-        return 16 + self._one_fact
+        """Minimum number of tokens of a document: the fewest facts and a little text."""
+        return 16 + self.task.least * self._one_fact
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer:

@@ -43,6 +43,8 @@ class Task:
     """Label of the depth of a fact."""
     most: int
     """Maximum number of facts in a text, whose names all differ."""
+    least: int
+    """Minimum number of facts in a training text."""
     others: int
     """Default number of distractors."""
     example: Fact
@@ -116,6 +118,7 @@ KEYS = Task(
     found="keys found",
     depth="depth of the key",
     most=len(NAMES),
+    least=1,
     others=0,
     example=key(999, 99_999, 0.0),
     draw=draw_keys,
@@ -126,7 +129,8 @@ CHAINS = Task(
     found="codes found",
     depth="depth of the first sentence",
     most=len(NAMES) // 2,
-    others=4,  # if a text had a single code, repeating it would need no hop
+    least=2,  # if a text had a single code, repeating it would need no hop
+    others=4,
     example=chain(999, 999, 99_999, (0.0, 0.0), box_first=True),
     draw=draw_chains,
 )

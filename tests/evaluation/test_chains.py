@@ -88,7 +88,7 @@ def test_heat_maps_name_the_first_sentence() -> None:
 def test_prepare_and_evaluate_commands(run, corpus, tmp_path, capsys) -> None:
     taught = tmp_path / "taught"
     prepare_passkey.main([
-        str(corpus), "--out", str(taught), "--documents", "800", "--longest", "400",
+        str(corpus), "--out", str(taught), "--documents", "800", "--longest", "600",
         "--task", "chains",
     ])  # fmt: skip
     assert json.loads((taught / "manifest.json").read_text())["settings"]["source"]["kind"] == (

@@ -251,7 +251,7 @@ def test_compiled_once_for_every_shape(train, result_of, monkeypatch):
     [
         ("--first", ["chunk"], "strided, cross, control"),
         ("--histories", ["chunk", "strided"], "cross"),
-        ("--near", ["strided", "cross"], "control"),
+        ("--near", ["chunk"], "control, strided, cross"),
         ("--stride", ["chunk"], "strided, cross, control"),
     ],
 )

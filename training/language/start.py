@@ -10,6 +10,7 @@ from data.text.batches import ShuffledBatches, TrainBatches
 from data.text.mixture import MixedBatches, Mixture
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.tokenizer import load_tokenizer
+from model.config import ModelConfig
 from model.extend import ROTARY, differences, differing, with_context_length
 from model.gpt import GPT
 from training.checkpoint.choice import find_checkpoint
@@ -168,8 +169,20 @@ def load_initial_weights(
         like = GPT(config).state_dict()
     weights = checkpoint.weights(like)
     put_weights(model, with_context_length(weights, model.config.context_length))
-    text = "; ".join([str(checkpoint.folder), *differing(ROTARY, config, model.config)])
-    return text, checkpoint.progress.step
+    notes = [*differing(ROTARY, config, model.config), *_too_little_scaling(config, model.config)]
+    return "; ".join([str(checkpoint.folder), *notes]), checkpoint.progress.step
+
+
+def _too_little_scaling(source: ModelConfig, target: ModelConfig) -> list[str]:
+    """Warn if scaled positions of the source would be scaled less than its context is extended."""
+    needed = source.rope_factor * target.context_length / source.context_length
+    if source.rope_scaling == "none" or target.rope_factor >= needed:
+        return []
+    return [
+        f"warning: these positions were trained with model.rope_factor={source.rope_factor:g}. For "
+        f"{target.context_length:,} instead of {source.context_length:,} tokens, set "
+        f"model.rope_factor={needed:g}"
+    ]
 
 
 def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str, Any]:

@@ -169,8 +169,8 @@ def test_documents_of_chains_ask_for_each(corpus, tokenizer) -> None:
         doors = dict(re.findall(DOOR, document.text))
         asked = dict(re.findall(r"\? The code that opens door (\d+) is (\d{5})\.", document.text))
         assert asked == {door: codes[box] for door, box in doors.items()}
-        assert len(asked) == len(codes) >= 1
+        assert len(asked) == len(codes) >= 2  # with one, repeating its code needs no hop
         n_chains.append(len(asked))
-    assert min(n_chains) == 1 and max(n_chains) > 3
+    assert min(n_chains) == 2 and max(n_chains) > 3
     with pytest.raises(ValueError, match="most of which are a chain and its question"):
         PasskeySource(corpus, 300, longest=64, task=CHAINS)

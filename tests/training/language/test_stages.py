@@ -121,6 +121,14 @@ def test_context_length_is_the_last_context(tmp_path):
     assert load_config([str(path)]).model.context_length == 64
 
 
+def test_one_context_throughout_as_a_schedule_needs_no_other_setting():
+    whole = ["model.context_schedule=[[1024,1]]", "optim.micro_batch_size=32"]
+    model = load_config(["configs/long_4k.yaml", *whole]).model
+    assert (model.context_length, model.rope_scaling, model.rope_factor) == (1024, "ntk", 1.0)
+    assert model.scaled_rope_base == model.rope_base
+    assert model.at_context(1024).rope_scaling == "none"
+
+
 @pytest.mark.parametrize(
     ("schedule", "options", "message"),
     [
