@@ -25,6 +25,7 @@ from tests.evaluation.known_losses import LONG, SHORT, find
 from tests.training_runs import call_on_two_processes
 
 
+@pytest.mark.slow
 def test_another_run_chooses(train, result_of, stream, tmp_path, monkeypatch):
     """Share, means, sums by document and the interval of a difference against a brute force."""
     runs = {

@@ -102,6 +102,7 @@ def test_runs_are_scored_again_on_key_tokens_but_not_trained(
     assert table4(out)["rows"] == result["rows"]
 
 
+@pytest.mark.slow
 def test_different_key_tokens_are_not_reported_together(tiny, choose, corpus, capsys):
     one = ("--key-tokens", str(choose("one")))
     out, _ = tiny(*NAMES, "1", *one)

@@ -186,6 +186,7 @@ def test_runs_whose_sums_are_there_are_not_trained_for_their_folders(tiny, corpu
     assert read_scored(path)[0].about == scored.about
 
 
+@pytest.mark.slow
 def test_times_are_of_one_machine(tiny, corpus):
     names = ["--models", "short", "long_from_short", "--seeds"]
     out, _ = tiny(*names, "2")

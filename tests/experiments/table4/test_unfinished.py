@@ -43,6 +43,7 @@ def test_the_reason_for_training_again_is_printed(tiny, capsys):
     assert f"training again: short_seed1 ({reason})\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_further_seeds_have_the_steps_of_the_first(tiny, monkeypatch):
     out, _ = tiny("--models", "long_from_short", "--seeds", "1")
     without_folders(out)
@@ -53,6 +54,7 @@ def test_further_seeds_have_the_steps_of_the_first(tiny, monkeypatch):
     assert "optim.max_steps=10" in train and "optim.max_steps=40" not in train
 
 
+@pytest.mark.slow
 def test_seeds_that_start_together_have_the_same_steps(tiny, monkeypatch):
     """Steps follow from new times, not from the sums of a first seed that is trained again."""
     out, _ = tiny("--models", "long_from_short", "--seeds", "2")
@@ -127,6 +129,7 @@ def report_only(tiny, monkeypatch, *names):
     return {row["label"]: row["seeds"] for row in table}, table
 
 
+@pytest.mark.slow
 def test_a_report_on_a_part_of_the_sweep_scores_nothing(tiny, monkeypatch, capsys, corpus):
     names = ["short", "long"]
     out, _ = tiny("--models", *names)

@@ -234,6 +234,7 @@ def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeyp
     assert sorted(losses(tmp_path / "run")) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_process_may_train_many_models(config: Path, tmp_path: Path, monkeypatch):
     """Graphs compiled for earlier models do not count towards the limit of the last one."""
     torch.compiler.reset()
