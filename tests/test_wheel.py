@@ -83,6 +83,7 @@ def test_metadata_is_complete(metadata: Message) -> None:
     assert not re.findall(r"\]\((?!https://)[^)]*\)", description), "PyPI shows no relative links"
 
 
+@pytest.mark.slow
 def test_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)

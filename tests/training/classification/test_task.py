@@ -220,6 +220,7 @@ def test_learned_positions_are_upsampled_to_a_larger_grid(config: Path, tmp_path
             assert torch.equal(grown[:, row, :, column].flatten(0, 1), small)
 
 
+@pytest.mark.slow
 def test_a_curriculum_may_have_many_shapes(config: Path, tmp_path: Path, monkeypatch, request):
     """More shapes than the recompile limit of PyTorch, which a run raises."""
     torch._dynamo.reset()
