@@ -11,6 +11,7 @@ because the file may be untrusted, or a link to a private one.
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,7 +128,11 @@ def _parse(argv: Sequence[str]) -> list[_Part]:
         raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
     path = Path(argv[0])
     if not path.is_file():
-        moved = next(iter(sorted(Path("configs").rglob(path.name))), None) if path.name else None
+        moved = (
+            next(iter(sorted(Path("configs").rglob(escape(path.name)))), None)
+            if path.name
+            else None
+        )
         raise ConfigError(f"{path} is not a file. Try {moved or 'one of configs/*'}.")
     parts = [_read_yaml(path)]
     for override in argv[1:]:

@@ -55,6 +55,16 @@ def test_resuming_in_any_stage_changes_no_loss(run, tmp_path, stop, monkeypatch)
     assert read_evaluations(parts)[-1]["val_loss"] == read_evaluations(whole)[-1]["val_loss"]
 
 
+@pytest.mark.parametrize("contexts", [(1, 2), (5, 15, 45)])
+def test_contexts_of_any_length(run, contexts):
+    shares = [[context, 1 / len(contexts)] for context in contexts]
+    tokens = f"optim.batch_tokens={4 * contexts[-1]}"
+    kind = [SCHEDULE[0], "model.rope_scaling=yarn", f"model.context_schedule={shares}"]
+    run(*kind, f"model.context_length={contexts[-1]}", tokens, "data.document_mask=true")
+    seen = [r["context_length"] for r in read_metrics(run.out_dir) if "loss" in r]
+    assert list(dict.fromkeys(seen)) == [*contexts] and len(seen) == 8
+
+
 @pytest.mark.parametrize(
     ("schedule", "max_steps", "there", "here"),
     [
@@ -65,7 +75,7 @@ def test_resuming_in_any_stage_changes_no_loss(run, tmp_path, stop, monkeypatch)
 )
 def test_other_stages_are_refused(run, schedule, max_steps, there, here):
     run(*SCHEDULE)
-    message = f"model.context_schedule, in contexts and their first steps, is {there} there and "
+    message = f"model.context_schedule by step is {there} there and "
     with pytest.raises(ValueError, match=re.escape(message + f"{here} here")):
         run(SCHEDULE[0], f"model.context_schedule={schedule}", f"optim.max_steps={max_steps}")
 
@@ -81,7 +91,11 @@ def test_a_run_can_be_extended_in_its_last_stage(run, tmp_path):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("options", [[], ["parallel.context=2"]], ids=["ddp", "context"])
+@pytest.mark.parametrize(
+    "options",
+    [[], ["parallel.mode=fsdp"], ["parallel.context=2"]],
+    ids=["ddp", "fsdp", "context"],
+)
 def test_two_processes_give_the_losses_of_one(run, tmp_path, options):
     one, two = tmp_path / "one", tmp_path / "two"
     same = (*SCHEDULE, "model.dropout=0.0")

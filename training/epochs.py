@@ -30,10 +30,9 @@ def epoch_lines(config: TrainConfig) -> list[str]:
         if epochs > MAX_EPOCHS:
             steps = int(GOOD_EPOCHS * n_tokens / a_step)
             smaller = optim.micro_batch_size * config.model.context_length
-            if data.align == "document":
-                lines += ["data.align=none cuts nothing: try it first"]
             lines += [
                 f"warning: a GPT memorizes a text that it sees more than {MAX_EPOCHS} times. "
+                + ("Try data.align=none, which cuts nothing. " if data.align != "none" else "")
                 + (
                     f"Set optim.max_steps={steps} for {GOOD_EPOCHS} epochs, or prepare more text"
                     if steps >= MIN_STEPS

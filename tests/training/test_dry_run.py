@@ -344,6 +344,8 @@ def test_epochs_count_only_what_aligned_samples_keep(capsys, corpus) -> None:
     batches = TrainBatches(TokenStream(corpus, "train"), 512, seed=0, align="document")
     kept = 512 * batches.samples_per_epoch + 1
     assert f" epochs of the {kept:,} tokens of {corpus} that data.align=document keeps" in out
+    (warning,) = [line for line in out.splitlines() if line.startswith("warning")]
+    assert "Try data.align=none, which cuts nothing. A step takes " in warning
 
 
 def test_stages_of_a_growing_context(capsys, corpus) -> None:

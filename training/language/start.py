@@ -198,7 +198,7 @@ def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str
     stages = {}
     if config.model.context_schedule:
         layout = [[stage.context_length, stage.first_step] for stage in config.stages]
-        stages = {"model.context_schedule, in contexts and their first steps,": layout}
+        stages = {"model.context_schedule by step": layout}
     return (
         shared_settings(config)
         | mix
