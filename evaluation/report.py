@@ -90,7 +90,7 @@ def markdown(result: dict[str, Any]) -> str:
     result = escaped(result)  # names of runs and machines are untrusted text
     parts = ["# Evaluation", *summary(result), *_scored(result)]
     for title, rows in _losses(result):
-        parts += [f"## {title}", _losses_table(rows), _compared_with(rows)]
+        parts += [f"## {title}", losses_table(rows), _compared_with(rows)]
     if result["strided"]:
         parts += [
             "All rows are over the same tokens: those that see at least "
@@ -166,7 +166,8 @@ def _losses(result: dict[str, Any]) -> list[tuple[str, list[Row]]]:
     return [(title, result[name]) for title, name in tables if result[name]]
 
 
-def _losses_table(rows: list[Row], *, perplexity: str = "perplexity") -> str:
+def losses_table(rows: list[Row], *, perplexity: str = "perplexity") -> str:
+    """Table of rows of losses, with `perplexity` as the name of that column."""
     slides = rows[0]["first"] > 0  # for chunks, stride == history
     return dict_table(
         {
@@ -209,7 +210,7 @@ def _key_section(result: dict[str, Any]) -> list[str]:
         title,
         f"{key_sentence(key)} LongPPL is the perplexity on these tokens, which are the same in all "
         f"rows.{notes}",
-        _losses_table(result["key"], perplexity="LongPPL"),
+        losses_table(result["key"], perplexity="LongPPL"),
         _compared_with(result["key"]),
     ]
 

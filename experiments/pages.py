@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
+from evaluation.report import losses_table
 from evaluation.results import Row, read_result
 from evaluation.style import save
 from experiments import fits, headline, provenance, same_losses
@@ -94,6 +95,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper_speedup": _of(attention.paper_table, "attention_paper"),
     "table4": _of(table4.models_table, "table4_hours"),
     "table4_answers": _of(table4.answers_table, "table4_hours", "table4_minutes"),
+    "long_ppl": _of(
+        lambda result: losses_table(result["key"], perplexity="LongPPL"),
+        "evaluation_long_ppl/evaluation",
+    ),
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),
     "passkey": _of(passkey.runs_table, "passkey"),
