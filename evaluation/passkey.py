@@ -1,7 +1,7 @@
 """Recall of hidden facts, such as pass keys: accuracy by prompt length and depth in the prompt."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.text.passkey import Prompt, make_prompt
+from data.text.passkey import NoRoomError, Prompt, make_prompt
 from data.text.recall_tasks import KEYS, Task
 from data.text.shards import TokenStream
 from data.text.tokenizer import TextTokenizer
@@ -91,6 +91,7 @@ def score(
 ) -> Iterator[Row]:
     """Yield a row for each length and depth: answers found, prompts, and the accuracy's interval.
 
+    All are None if the sentences do not fit into a prompt, or a prompt not into learned positions.
     All models get the same prompts: these depend only on trials, tokenizer and haystack.
 
     Args:
@@ -102,7 +103,7 @@ def score(
         context: context manager for the forward pass, such as autocast.
 
     Raises:
-        ValueError: a prompt is longer than the haystack or than the learned positions.
+        ValueError: a prompt is longer than the haystack.
     """
     device = next(model.parameters()).device
     longest = max(trials.lengths)
@@ -111,9 +112,19 @@ def score(
             f"prompts of {longest} tokens must not be longer than the text: {haystack.split} of "
             f"{haystack.path} has {len(haystack)} tokens. Try shorter lengths or another corpus"
         )
+    # the last token is only predicted
+    is_bounded = model.config.positions == "learned"
+    most = model.config.context_length + 1 if is_bounded else longest
     for length in trials.lengths:
         for depth in trials.depths:
-            prompts = list(trials.prompts(tokenizer, haystack, length, depth))
+            row: Row = {"length": length, "depth": depth}
+            prompts: list[Prompt] = []
+            if length <= most:
+                with suppress(NoRoomError):
+                    prompts = [*trials.prompts(tokenizer, haystack, length, depth)]
+            if not prompts:
+                yield row | dict.fromkeys(("found", "of", "low", "high"))
+                continue
             batch_size = max(1, batch_tokens // length)
             n_found = 0
             for first in range(0, trials.n, batch_size):
@@ -122,7 +133,7 @@ def score(
                 n_answer = torch.tensor([p.n_answer for p in batch], device=device)
                 with context():
                     n_found += int(answered_correctly(model, tokens, n_answer).sum())
-            yield {"length": length, "depth": depth, **_accuracy(n_found, trials.n)}
+            yield row | _accuracy(n_found, trials.n)
 
 
 def _accuracy(n_found: int, n_prompts: int) -> Row:
@@ -132,7 +143,8 @@ def _accuracy(n_found: int, n_prompts: int) -> Row:
 
 
 def by_length(rows: Sequence[Row]) -> list[Row]:
-    """Merge the rows of all depths of each length."""
+    """Merge the rows of all depths of each length that was measured."""
+    rows = [row for row in rows if row["of"] is not None]
     lengths = dict.fromkeys(row["length"] for row in rows)
     merged = []
     for length in lengths:
@@ -146,6 +158,8 @@ def draw(
     runs: Mapping[str, Sequence[Row]], columns: int | None = None, task: Task = KEYS
 ) -> "Figure":
     """Draw a heat map for each run: percentage found, by length (down) and depth (across).
+
+    Lengths that were not measured are left empty.
 
     `columns` is the number of heat maps per line; None puts all of them in one line.
     """
@@ -163,6 +177,8 @@ def draw(
         depths = sorted({row["depth"] for row in rows})
         percent = np.full((len(lengths), len(depths)), np.nan)
         for row in rows:
+            if row["of"] is None:
+                continue
             cell = lengths.index(row["length"]), depths.index(row["depth"])
             percent[cell] = 100 * row["found"] / row["of"]
             colour = "white" if percent[cell] < 60 else "black"

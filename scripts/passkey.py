@@ -6,6 +6,8 @@
 A prompt is text of the validation split. At some depth, a sentence names the key of a door, which
 has five digits. The prompt ends with the question for that key. --others also hides keys of other
 doors. A key counts as found if greedy decoding gives all its digits. All runs get the same prompts.
+Lengths that do not fit a run are left empty: a prompt must have room for the sentences, and not be
+longer than learned positions.
 
 With --task chains, an answer needs two hops: one sentence gives the code of a box, another says
 which door opens with it, and the question is for the code of that door. The depth is that of the
@@ -71,6 +73,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 from data.text.passkey import tokens_of_fact
 from data.text.recall_tasks import KEYS, TASKS, Task, chains_in_order
+from data.text.shards import TOKENIZER
+from data.text.tokenizer import load_tokenizer
 from evaluation.markdown import dict_table
 from evaluation.passkey import Trials, by_length, draw, score
 from evaluation.prompts import open_runs, precision_of
@@ -95,32 +99,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         task = chains_in_order(args.order)
     others = task.others if args.others is None else args.others
     runs, haystack = open_runs(args.runs, args.checkpoint, args.data)
+    # all runs have the tokenizer of the text
+    least = (1 + others) * tokens_of_fact(task, load_tokenizer(str(haystack.path / TOKENIZER)))
     found: dict[str, list[Row]] = {}
     results = []
     with start_processes(args.device) as processes:
         device = processes.device
         for label, run in runs.items():
-            context_length = run.config.model.context_length
-            least = (1 + others) * tokens_of_fact(task, run.tokenizer)
             trials = Trials(
-                lengths=args.lengths or default_lengths(context_length, least),
+                lengths=args.lengths or default_lengths(run.config.model.context_length, least),
                 depths=args.depths,
                 n=args.trials,
                 others=others,
                 seed=args.seed,
                 task=task,
             )
-            found[label] = []
-            for row in score(
-                run.model.to(device),
-                run.tokenizer,
-                haystack,
-                trials,
-                batch_tokens=args.batch_tokens,
-                context=precision_of(run, device),
-            ):
-                found[label].append(row)
+            found[label] = [
+                *score(
+                    run.model.to(device),
+                    run.tokenizer,
+                    haystack,
+                    trials,
+                    batch_tokens=args.batch_tokens,
+                    context=precision_of(run, device),
+                )
+            ]
             results.append({"label": label, "rows": found[label], "about": describe(run)})
+    if not any(by_length(rows) for rows in found.values()):
+        contexts = [run.config.model.context_length for run in runs.values()]
+        raise ValueError(nothing_fits(args.lengths, max(contexts), least))
     args.out.mkdir(parents=True, exist_ok=True)
     settings = {"seed": args.seed, "others": others}
     if args.task == "chains":
@@ -135,38 +142,62 @@ def main(argv: Sequence[str] | None = None) -> None:
 def default_lengths(context_length: int, least: int) -> list[int]:
     """Tokens of prompts: an eighth, a quarter, a half and all of a context, from `least` on.
 
-    Raises:
-        ValueError: the context is shorter than `least`.
+    The whole context if it is shorter than `least`, so that the run has a line in the results.
     """
     lengths = [context_length // share for share in SHARES if context_length // share >= least]
-    if not lengths:
-        raise ValueError(
-            f"model.context_length={context_length} must be at least {least}: the hidden "
-            "sentences and the question take that many tokens. Choose a run with a longer context, "
-            "or fewer --others"
+    return lengths or [context_length]
+
+
+def nothing_fits(lengths: Sequence[int] | None, longest: int, least: int) -> str:
+    """Message if no length fits any run.
+
+    Args:
+        lengths: --lengths, if given.
+        longest: longest context of the runs.
+        least: tokens that the sentences and the question take.
+    """
+    if lengths is None:
+        given = f"the longest model.context_length={longest} must be at least {least}"
+        remedy = "a run with a longer context"
+    else:
+        given = (
+            f"one of --lengths {' '.join(map(str, lengths))} must be at least {least}, and with "
+            f"learned positions at most {longest + 1} (model.context_length + 1)"
         )
-    return lengths
+        remedy = "other lengths, a run with a longer context"
+    return (
+        f"{given}: the hidden sentences and the question take {least} tokens. Choose {remedy}, or "
+        "fewer --others"
+    )
 
 
 def table_of(runs: dict[str, list[Row]], task: Task = KEYS) -> str:
-    """Format the accuracy by length over all depths, with 95% intervals, as Markdown."""
-    return dict_table(
-        {
-            "run": label,
-            "tokens": f"{row['length']:,}",
-            task.found: f"{row['found'] / row['of']:.1%} ({row['low']:.1%} to {row['high']:.1%})",
-            "depth of most misses": f"{_worst(rows, row['length']):.0%}",
-        }
-        for label, rows in runs.items()
-        for row in by_length(rows)
-    )
+    """Format the accuracy by length over all depths, with 95% intervals, as Markdown.
+
+    Lengths that were not measured have empty cells.
+    """
+    lines: dict[tuple[str, int], dict[str, str]] = {}
+    for label, rows in runs.items():
+        for row in rows:
+            lines[label, row["length"]] = {
+                "run": label,
+                "tokens": f"{row['length']:,}",
+                task.found: "",
+                "depth of most misses": "",
+            }
+        for row in by_length(rows):
+            lines[label, row["length"]] |= {
+                task.found: f"{row['found'] / row['of']:.1%} "
+                f"({row['low']:.1%} to {row['high']:.1%})",
+                "depth of most misses": f"{_worst(rows, row['length']):.0%}",
+            }
+    return dict_table(lines.values())
 
 
 def _worst(rows: Sequence[Row], length: int) -> float:
     """Return the depth at which the fewest keys are found; if several, the first."""
-    return min(
-        (row for row in rows if row["length"] == length), key=lambda row: row["found"] / row["of"]
-    )["depth"]
+    measured = (row for row in rows if row["length"] == length and row["of"] is not None)
+    return min(measured, key=lambda row: row["found"] / row["of"])["depth"]
 
 
 if __name__ == "__main__":

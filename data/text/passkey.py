@@ -21,6 +21,10 @@ from data.text.tokenizer import TextTokenizer, load_tokenizer
 VAL_EVERY = 100
 
 
+class NoRoomError(ValueError):
+    """A prompt is too short for its needles, questions and answers."""
+
+
 class Prompt(NamedTuple):
     """Token ids of a haystack with needles, then questions, then the answer to the last one."""
 
@@ -46,7 +50,7 @@ def make_prompt(
         n_asked: The first `n_asked` >= 1 facts are asked for, one after the other.
 
     Raises:
-        ValueError: The length has no room for needles and questions.
+        NoRoomError: The length has no room for needles and questions.
     """
     needles = [(depth, tokenizer.encode(text)) for fact in facts for depth, text in fact.sentences]
     questions: list[int] = []
@@ -58,7 +62,7 @@ def make_prompt(
     del answer[-len(tokenizer.encode(".")) :]
     room = length - sum(len(needle) for _, needle in needles) - len(questions) - len(answer)
     if room < 0:
-        raise ValueError(
+        raise NoRoomError(
             f"a prompt of {length} tokens has no room for needles, questions and answers, which "
             f"take {length - room}: choose a longer one"
         )

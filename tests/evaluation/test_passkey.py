@@ -218,5 +218,61 @@ def test_prepare_and_evaluate_commands(run, corpus, tmp_path, capsys) -> None:
 def test_default_lengths_leave_room_for_a_key() -> None:
     assert passkey.default_lengths(1024, 68) == [128, 256, 512, 1024]
     assert passkey.default_lengths(256, 68) == [128, 256]
-    with pytest.raises(ValueError, match="model.context_length=64 must be at least 68: .*longer"):
-        passkey.default_lengths(64, 68)
+    assert passkey.default_lengths(64, 68) == [64]
+
+
+@pytest.fixture(scope="module")
+def short_and_long(make_run, tmp_path_factory):
+    """Folders of runs with learned positions whose contexts have 32 and 250 tokens."""
+    folders = []
+    for context in (32, 250):
+        run = make_run(tmp_path_factory.mktemp("runs"))
+        batch = ("optim.micro_batch_size=1", f"optim.batch_tokens={context}")
+        run(f"model.context_length={context}", "optim.max_steps=3", *batch)
+        folders.append(str(run.out_dir.rename(run.out_dir.with_name(f"context{context}"))))
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("lengths", "measured", "empty"),
+    [
+        ([], [250], [("context32", 32)]),
+        (["20", "251", "252"], [251], [("context32", 251), ("context250", 20)]),
+    ],
+)
+def test_lengths_that_do_not_fit_a_run_are_left_empty(
+    short_and_long, lengths, measured, empty, tmp_path, capsys
+) -> None:
+    passkey.main([
+        *short_and_long, "--trials", "2", "--depths", "0", "1", "--device", "cpu",
+        *(["--lengths", *lengths] if lengths else []), "--out", str(tmp_path),
+    ])  # fmt: skip
+    printed = capsys.readouterr().out
+    for label, length in empty:
+        assert f"| {label} | {length} |  |  |\n" in printed
+    short, long = json.loads((tmp_path / "passkey.json").read_text())["runs"]
+    assert not any(row["of"] or row["low"] for row in short["rows"])
+    assert {row["length"] for row in long["rows"] if row["of"]} == {*measured}
+    assert (tmp_path / "passkey.png").stat().st_size > 1000
+    # cells that were not measured have no number
+    panels = draw({"short": short["rows"], "long": long["rows"]}).axes
+    assert [len(panel.texts) for panel in panels[:2]] == [0, 2 * len(measured)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([], r"the longest model.context_length=32 must be at least 1\d\d: .* a longer context"),
+        (["20", "34"], "one of --lengths 20 34 must be at least 1.*, and with learned positions at "
+                       "most 33 .*: .* Choose other lengths"),
+    ],
+)  # fmt: skip
+def test_runs_that_cannot_be_measured_are_refused(
+    short_and_long, lengths, message, tmp_path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        passkey.main([
+            short_and_long[0], "--trials", "1", "--depths", "0", "--device", "cpu",
+            *(["--lengths", *lengths] if lengths else []), "--out", str(tmp_path),
+        ])  # fmt: skip
+    assert not any(tmp_path.iterdir())
