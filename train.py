@@ -160,7 +160,12 @@ class Trainer:
             kept = self.finite.kept
             checkpoint.restore(task.model, self.optimizer, task.must_match, processes, kept)
             if self.start.step >= config.optim.max_steps:
-                self.startup_messages.append(f"already finished ({folder}); evaluating again")
+                step = self.start.step
+                self.startup_messages.append(
+                    f"already finished: {folder} is at step {step}, which is at least "
+                    f"optim.max_steps={config.optim.max_steps}. Evaluating again; to train on, "
+                    f"set optim.max_steps above {step}"
+                )
             else:
                 change = schedule_change(self.start.step, checkpoint.optim(), config.optim)
                 self.startup_messages += [f"resuming from {folder}", *([change] if change else [])]

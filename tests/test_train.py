@@ -295,6 +295,19 @@ def test_a_longer_run_reports_the_changed_schedule(run, capsys):
     assert "learning rate" not in capsys.readouterr().out.partition("already finished")[2]
 
 
+def test_a_finished_run_says_so_and_how_to_continue(run, capsys):
+    run("optim.max_steps=8")
+    for fewer in (8, 6):
+        capsys.readouterr()
+        run(f"optim.max_steps={fewer}")
+        said = capsys.readouterr().out
+        assert (
+            f"already finished: {latest_checkpoint(run.out_dir)} is at step 8, which is at least "
+            f"optim.max_steps={fewer}. Evaluating again; to train on, set optim.max_steps above 8"
+        ) in said
+        assert "step 8/8  val loss" in said and "8/6" not in said
+
+
 def test_a_constant_schedule_reports_no_change(run, capsys):
     run("optim.max_steps=4", "optim.schedule=constant")
     run("optim.max_steps=8", "optim.schedule=constant")

@@ -43,9 +43,11 @@ class RunLog:
         self._losses: list[float] = []
         if not is_main:
             return
-        run, self._max_steps = Path(config.run.out_dir), config.optim.max_steps
+        run = Path(config.run.out_dir)
+        # a run that is already finished may be started with fewer steps than it has taken
+        self._last_step = max(config.optim.max_steps, start_step)
         self._trackers: list[Tracker] = trackers(config, start_step)
-        finished = start_step >= self._max_steps  # only the last evaluation is left to do
+        finished = start_step >= config.optim.max_steps  # only the last evaluation is left to do
 
         def is_stale(record: dict[str, Any]) -> bool:
             is_last_evaluation = record["step"] == start_step and "val_loss" in record
@@ -71,7 +73,7 @@ class RunLog:
             # Redirected output gets plain lines, not a progress bar.
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=self._max_steps, completed=start_step, latest="")
+        self._task = self._bar.add_task("", total=self._last_step, completed=start_step, latest="")
         self._bar.start()
 
     def say(self, text: str) -> None:
@@ -96,7 +98,7 @@ class RunLog:
         if evaluated or not self._console.is_terminal:
             left = self._bar.tasks[self._task].time_remaining
             until_end = "" if evaluated or left is None else f"  {timedelta(seconds=left)} left"
-            self.say(f"step {known['step']}/{self._max_steps}  {text}{until_end}")
+            self.say(f"step {known['step']}/{self._last_step}  {text}{until_end}")
 
     def _open(self) -> None:
         self._file = self._path.open("a+", encoding="utf-8")
