@@ -28,7 +28,7 @@ class Follower(GPT):
     def __init__(self, tokenizer, hops: int) -> None:
         super().__init__(
             ModelConfig(
-                vocab_size=tokenizer.vocab_size, context_length=512, n_layer=1, n_head=1, n_embd=8
+                vocab_size=tokenizer.vocab_size, context_length=1000, n_layer=1, n_head=1, n_embd=8
             )
         )
         self.tokenizer, self.hops = tokenizer, hops
