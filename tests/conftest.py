@@ -1,5 +1,6 @@
 """Setup shared by all tests: interpreted kernels, seed, import check and tiny models."""
 
+import gc
 import json
 import os
 import random
@@ -46,6 +47,17 @@ def pytest_collection_modifyitems(items):
         needed = 0 if marker is None else (marker.args or (1,))[0]
         if torch.cuda.device_count() < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs CUDA GPUs: {needed}"))
+
+
+def pytest_collection_finish():
+    # Each full garbage collection would traverse the million objects of the imported modules, which
+    # takes a third of a second: whenever the compiler is reset, for example.
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # or extensions report leaks at the exit
 
 
 @pytest.fixture(autouse=True)
