@@ -42,8 +42,8 @@ model: {{vocab_size: 256, n_classes: 2, context_length: 640, grid_width: {SIZE},
         n_embd: 16, n_inner: 16, tokens: intensities, embedding: row_column, rotary: axial,
         pooling: mean_max}}
 data: {{path: {data}, zeros: padding}}
-optim: {{max_steps: 2, batch_size: 8, lr: 3.0e-2, warmup_steps: 1, weight_decay: 0.0}}
-run: {{out_dir: {run}, device: cpu, compile: false, dtype: float32, eval_every: 2, save_every: 2,
+optim: {{max_steps: 1, batch_size: 4, lr: 3.0e-2, warmup_steps: 0, weight_decay: 0.0}}
+run: {{out_dir: {run}, device: cpu, compile: false, dtype: float32, eval_every: 1, save_every: 1,
       log_every: 1}}
 """
         )
