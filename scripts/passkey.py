@@ -73,8 +73,6 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 from data.text.passkey import tokens_of_fact
 from data.text.recall_tasks import KEYS, TASKS, Task, chains_in_order
-from data.text.shards import TOKENIZER
-from data.text.tokenizer import load_tokenizer
 from evaluation.markdown import dict_table
 from evaluation.passkey import Trials, by_length, draw, score
 from evaluation.prompts import open_runs, precision_of
@@ -99,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         task = chains_in_order(args.order)
     others = task.others if args.others is None else args.others
     runs, haystack = open_runs(args.runs, args.checkpoint, args.data)
-    # all runs have the tokenizer of the text
-    least = (1 + others) * tokens_of_fact(task, load_tokenizer(str(haystack.path / TOKENIZER)))
+    first, *_ = runs.values()  # all runs have the tokenizer of the text
+    least = (1 + others) * tokens_of_fact(task, first.tokenizer)
     found: dict[str, list[Row]] = {}
     results = []
     with start_processes(args.device) as processes:
