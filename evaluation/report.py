@@ -169,6 +169,9 @@ def _losses(result: dict[str, Any]) -> list[tuple[str, list[Row]]]:
 def losses_table(rows: list[Row], *, perplexity: str = "perplexity") -> str:
     """Table of rows of losses, with `perplexity` as the name of that column."""
     slides = rows[0]["first"] > 0  # for chunks, stride == history
+    # missing in old results, and equal to the other difference if there is a single model
+    costs = [row.get("longest_difference") for row in rows]
+    has_cost = len({row["label"] for row in rows}) > 1 and any(costs)
     return dict_table(
         {
             "model": row["label"],
@@ -179,15 +182,18 @@ def losses_table(rows: list[Row], *, perplexity: str = "perplexity") -> str:
             "nats": with_interval(row["nats"], row["nats_interval"]),
             perplexity: digits(row["perplexity"], ".2f"),
             "bits/byte": digits(row["bits_per_byte"], ".4f"),
-            "difference, nats": with_interval(difference["nats"], difference["interval"])
-            if (difference := row["difference"])
-            else "-",
+            "difference, nats": _nats(row["difference"]),
+            **({"cost of the shorter history, nats": _nats(cost)} if has_cost else {}),
             "seeds apart, nats": digits(max(seeds) - min(seeds), ".4f")
             if len(seeds := row["nats_of_seeds"]) > 1 and is_known(*seeds)
             else "-",
         }
-        for row in rows
+        for row, cost in zip(rows, costs, strict=True)
     )
+
+
+def _nats(difference: Row | None) -> str:
+    return with_interval(difference["nats"], difference["interval"]) if difference else "-"
 
 
 def _key_section(result: dict[str, Any]) -> list[str]:

@@ -42,7 +42,8 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
     Returns:
         data: the text that was scored.
         runs: settings and cost, one entry per run.
-        chunk, strided: rows, each compared with the first model under the same document mask.
+        chunk, strided: rows, each compared with the first model under the same document mask. Rows
+            of strided are also compared with the longest history of their own model.
         control: rows, each compared with the same model and windows with the distant part intact.
         as_trained, as_trained_chunk: one row per model, with its full history and with documents
             masked as in training.
@@ -74,13 +75,13 @@ def tabulate(scored: Sequence[Scored], text: Text) -> dict[str, Any]:
             }
             for s in scored
         ],
-        "chunk": [_tabulate(r, _reference(chunk, r)) for r in chunk],
-        "strided": [_tabulate(r, _reference(strided, r)) for r in strided],
+        "chunk": [_tabulate(r, _reference(chunk, r, chunk[0].label)) for r in chunk],
+        "strided": _by_history(strided),
         "control": [_tabulate(r, _intact(control, r)) for r in control],
         "as_trained": [_tabulate(r, as_trained[0]) for r in as_trained],
         "as_trained_chunk": [_tabulate(r, as_trained_chunk[0]) for r in as_trained_chunk],
         "key_tokens": key_tokens,
-        "key": [_tabulate(r, _reference(key, r)) for r in key],
+        "key": _by_history(key),
         "as_trained_key": [_tabulate(r, as_trained_key[0]) for r in as_trained_key],
         "chunk_position": _drop_partial_bins(_binned(as_trained_chunk)),
         "document_position": _binned(as_trained),
@@ -176,14 +177,27 @@ def _as_trained(rows: list[ScoredModel]) -> list[ScoredModel]:
     return [max((r for r in rows if r.label == label), key=priority) for label in labels]
 
 
-def _reference(rows: list[ScoredModel], row: ScoredModel) -> ScoredModel | None:
-    """Longest history of the first model with the mask of `row`, at its stride if available."""
+def _by_history(rows: list[ScoredModel]) -> list[Row]:
+    """Rows of sliding windows: the difference to the first model, and to the longest history."""
+    return [
+        {
+            **_tabulate(row, _reference(rows, row, rows[0].label)),
+            "longest_difference": None
+            if (longest := _reference(rows, row, row.label)) in (None, row)
+            else _difference(row, longest),
+        }
+        for row in rows
+    ]
+
+
+def _reference(rows: list[ScoredModel], row: ScoredModel, label: str) -> ScoredModel | None:
+    """Longest history of a model with the mask of `row`, at its stride if available."""
     stride, masked = row.scoring.stride, row.scoring.document_mask
 
     def priority(r: ScoredModel) -> tuple[int, bool, int]:
         return r.scoring.history, r.scoring.stride == stride, -r.scoring.stride
 
-    candidates = (r for r in rows if r.label == rows[0].label and r.scoring.document_mask == masked)
+    candidates = (r for r in rows if r.label == label and r.scoring.document_mask == masked)
     return max(candidates, key=priority, default=None)
 
 

@@ -31,7 +31,7 @@ from experiments.passkey import report as passkey
 from experiments.pathx import report as pathx
 from experiments.reliability.table import reliability_table
 from experiments.scale import report as scale
-from experiments.table4 import forest
+from experiments.table4 import by_tokens, forest
 from experiments.table4 import report as table4
 from experiments.train_steps import first_step, registered_step, saving, transformers_step
 from experiments.train_steps import tables as train_steps
@@ -99,6 +99,10 @@ TABLES: dict[str, Callable[[], str]] = {
         lambda result: losses_table(result["key"], perplexity="LongPPL"),
         "evaluation_long_ppl/evaluation",
     ),
+    "history_by_tokens": _of(
+        by_tokens.history_table,
+        *(f"evaluation_{budget}/evaluation" for budget in ("minutes", "hours", "billion")),
+    ),
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),
     "passkey": _of(passkey.runs_table, "passkey"),
@@ -132,6 +136,7 @@ def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
 
 PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
+    RESULTS / "context_by_tokens.png": _of(by_tokens.draw, "table4_minutes", "table4_hours"),
     RESULTS / "passkey.png": _of(passkey.draw_runs, "passkey"),
     RESULTS / "attention_peers.png": _rows_of(pictures.draw_peers, "attention_peers"),
     RESULTS / "attention_hopper.png": _rows_of(pictures.draw_fastest, "attention_hopper"),

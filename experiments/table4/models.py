@@ -109,6 +109,9 @@ BUDGETS = {
         steps=12, batch_tokens=4096, seeds=2, overrides=(*_SHORT, *_TINY), models=("1k", "2k")
     ),
     "minutes": Budget(steps=3_600, batch_tokens=32_768, seeds=3, overrides=_SHORT),
+    "minutes_131k": Budget(
+        steps=900, batch_tokens=131_072, seeds=1, overrides=_SHORT, models=("1k", "4k", "1k_to_4k")
+    ),
     "hours": Budget(steps=2_200, batch_tokens=131_072, seeds=1, overrides=_SHORT),
     "billion": Budget(
         steps=7_630, batch_tokens=131_072, seeds=3, overrides=_SHORT, models=_BILLION
@@ -123,6 +126,6 @@ BUDGETS = {
     "paper": Budget(steps=400_000, batch_tokens=524_288, seeds=1, overrides=()),
 }
 """smoke: a test of the command on a CPU. minutes: 118M tokens. hours: 288M tokens, with four times
-as many per step, so that a step of long windows also has many texts. billion: 1.0B, with steps of
-that size; two_billion: twice as many steps. paper: 210B tokens, as in
-arXiv 2205.14135, appendix E.2."""
+as many per step, so that a step of long windows also has many texts. minutes_131k, billion and
+two_billion have steps of that size: 118M, 1.0B and 2.0B tokens. paper: 210B tokens, as in arXiv
+2205.14135, appendix E.2."""

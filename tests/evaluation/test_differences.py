@@ -46,6 +46,25 @@ def test_differences_compare_with_the_longest_history_of_the_first_model(scored,
     }  # fmt: skip
 
 
+def test_shorter_histories_are_compared_with_the_longest_of_their_own_model(scored, stream, base):
+    masked = Scoring(history=32, stride=4, first=64, document_mask=True)
+    a = scored("a", {SHORT: base, masked: base + 9})
+    b = scored("b", {SHORT: base + 3, LONG: base + 1, masked: base + 6})
+    rows = tables_of((a, b), stream)["strided"]
+    costs = {
+        (row["label"], row["history"], row["document_mask"]): row["longest_difference"]
+        for row in rows
+    }
+    cost = costs.pop(("b", 32, False))
+    assert cost["nats"] == pytest.approx(2.0, abs=1e-5)
+    assert (cost["to_label"], cost["to_history"]) == ("b", 64)
+    # each has no longer history with its document mask
+    assert costs.keys() == {
+        ("a", 32, False), ("a", 32, True), ("b", 64, False), ("b", 32, True),
+    }  # fmt: skip
+    assert not any(costs.values())
+
+
 def test_intervals_are_narrow_only_if_documents_agree(scored, stream, base):
     late = Scoring(history=64, stride=8, first=2 * 121)
     halves = base + np.where(np.arange(len(stream)) < 5 * 121, 0.5, -0.1)  # three documents each

@@ -76,10 +76,10 @@ def test_the_report_shows_the_losses_of_the_tables(result):
     assert len(table) == len(result["strided"]) == 12
     for cells, row in zip(table, result["strided"], strict=True):
         low, high = row["nats_interval"]
-        difference = "-"
-        if row["difference"]:
-            ends = [f"{end:.4f}" for end in row["difference"]["interval"]]
-            difference = f"{row['difference']['nats']:.4f} ({ends[0]} to {ends[1]})"
+        differences = [
+            f"{d['nats']:.4f} ({d['interval'][0]:.4f} to {d['interval'][1]:.4f})" if d else "-"
+            for d in (row["difference"], row["longest_difference"])
+        ]
         assert cells == [
             row["label"],
             str(row["history"]),
@@ -89,7 +89,7 @@ def test_the_report_shows_the_losses_of_the_tables(result):
             f"{row['nats']:.4f} ({low:.4f} to {high:.4f})",
             f"{row['perplexity']:.2f}",
             f"{row['bits_per_byte']:.4f}",
-            difference,
+            *differences,
             "0.0020",  # seeds are 0.001 apart
         ]
     assert [cells[4].split()[0] for cells in tables["As the paper evaluates"]] == [
@@ -251,7 +251,7 @@ def test_nan_is_shown_as_a_dash(result, tmp_path):
     report = (tmp_path / "report.md").read_text()
     assert "nan" not in report
     assert sections(report)["On identical tokens"][-1][5:] == ["-"] * 2 + [
-        f"{result['strided'][-1]['bits_per_byte']:.4f}", "-", "-"
+        f"{result['strided'][-1]['bits_per_byte']:.4f}", "-", "-", "-"
     ]  # fmt: skip
 
 

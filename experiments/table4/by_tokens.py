@@ -1,0 +1,203 @@
+"""Gains of a longer context over training tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from evaluation.markdown import digits
+from evaluation.results import Row
+from evaluation.style import COLOURS
+from experiments.harness import Result
+from experiments.reports import table
+from experiments.table4.forest import differences
+from experiments.table4.models import BUDGETS
+from experiments.table4.report import nats
+
+LINES = {
+    ("4k", "1k"): ("4K from scratch", COLOURS[1]),
+    ("1k_to_4k", "1k"): ("1K grows to 4K", COLOURS[0]),
+}
+"""Name and colour of each pair of a model and its baseline."""
+
+FAR = 10
+"""A fitted line is drawn up to this multiple of the most tokens."""
+_LEAST = 3
+"""Points of a fit. Two have a line as well, but no error that shows whether it is one."""
+_DRAWS = 4000
+
+
+class Point(NamedTuple):
+    """A difference on identical tokens after some training tokens, nats per token."""
+
+    tokens: float
+    nats: float
+    low: float
+    high: float
+    batch_tokens: int
+    """Tokens per step. More of them need fewer steps, which alone changes the difference."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Straight line over the logarithm of tokens, with lines that the intervals also allow."""
+
+    lines: np.ndarray
+    """Slope and intercept over log(tokens), the fitted line first, (1 + n_draws, 2)."""
+
+    def at(self, tokens: np.ndarray) -> np.ndarray:
+        """Fitted values with the middle 95% of all lines: mean, low, high, (3, n_tokens)."""
+        values = self.lines @ np.stack([np.log(tokens), np.ones_like(tokens)])
+        return np.stack([values[0], *np.quantile(values[1:], [0.025, 0.975], axis=0)])
+
+    @property
+    def crossing(self) -> np.ndarray:
+        """Tokens at which the fitted line crosses zero, with the middle 95% of all lines, (3,).
+
+        inf if a line never falls to zero.
+        """
+        slope, intercept = self.lines.T
+        with np.errstate(divide="ignore", over="ignore"):
+            tokens = np.where(slope < 0, np.exp(-intercept / slope), np.inf)
+        return np.array([tokens[0], *np.quantile(tokens[1:], [0.025, 0.975], method="nearest")])
+
+
+def points(results: Sequence[Result], pair: tuple[str, str]) -> list[Point]:
+    """Points of a pair in all results that have it, by tokens."""
+    found = []
+    for result in results:
+        difference = differences(result).get(pair)
+        if difference is not None:
+            (rows,) = result["rows"].values()
+            tokens = next(row["tokens"] for row in rows if row["label"] == pair[0])
+            batch_tokens = BUDGETS[result["budget"]].batch_tokens
+            low, high = difference["interval"]
+            found.append(Point(tokens, difference["nats"], low, high, batch_tokens))
+    return sorted(found)
+
+
+def fit(points: Sequence[Point]) -> Fit | None:
+    """Fit a line to points of the same batch size; None if they are fewer than three.
+
+    Other lines are fitted to draws from the intervals, as if those were normal and independent.
+    """
+    if len(points) < _LEAST:
+        return None
+    nats = np.array([point.nats for point in points])
+    sigma = np.array([(point.high - point.low) / (2 * 1.96) for point in points])
+    log_tokens = np.log([point.tokens for point in points])
+    draws = np.random.default_rng(0).normal(nats, sigma, (_DRAWS, len(points)))
+    lines = np.polyfit(log_tokens, np.vstack([nats, draws]).T, deg=1, w=1 / sigma)
+    return Fit(lines.T)
+
+
+def history_table(*evaluations: Result, label: str = "1k_to_4k", short: int = 1024) -> str:
+    """Loss of a model with its full history, and how much more it is with less distant text.
+
+    Args:
+        evaluations: results of `evaluation.tables.tabulate` for several budgets.
+        label: the model.
+        short: the shorter history, tokens.
+    """
+    return table(_history_cells(result, label, short) for result in evaluations)
+
+
+def _history_cells(result: Result, label: str, short: int) -> dict[str, str]:
+    runs = [run for run in result["runs"] if run["label"] == label]
+    full = _row(result["as_trained"], label)
+    cut = _row(result["strided"], label, history=short)
+    shuffled, replaced = (
+        _row(result["control"], label, control=control) for control in ("shuffle", "replace")
+    )
+    has_key = any(row["label"] == label for row in result["key"])
+    key = _row(result["as_trained_key"], label) if has_key else {"perplexity": None}
+    cut_key = _row(result["key"], label, history=short) if has_key else {"longest_difference": None}
+    return {
+        "training tokens": _tokens(runs[0]["tokens"]),
+        "seeds": str(len(runs)),
+        f"nats, {full['history']:,} tokens of history": f"{full['nats']:.4f}",
+        f"cost of {short:,} tokens, nats": nats(cut["longest_difference"]),
+        "cost of shuffled distant text, nats": nats(shuffled["difference"]),
+        "cost of replaced distant text, nats": nats(replaced["difference"]),
+        "LongPPL": digits(key["perplexity"], ".2f"),
+        f"cost of {short:,} tokens on key tokens, nats": nats(cut_key["longest_difference"]) or "-",
+    }
+
+
+def _row(rows: Sequence[Row], label: str, **wanted: object) -> Row:
+    """Row of a model that has these values."""
+    (row,) = (r for r in rows if r["label"] == label and wanted.items() <= r.items())
+    return row
+
+
+def draw(*results: Result) -> Figure:
+    """Draw each pair over training tokens; open marks have smaller steps than filled ones.
+
+    A fit is to the largest steps, and dashed beyond the measurements.
+    """
+    figure = Figure(figsize=(8.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(0, color="black", lw=1)
+    axes.set_xscale("log")
+    large = max(BUDGETS[result["budget"]].batch_tokens for result in results)
+    for pair, (name, colour) in LINES.items():
+        of_pair = points(results, pair)
+        if not of_pair:
+            continue
+        for filled in (False, True):
+            marks = [point for point in of_pair if (point.batch_tokens == large) == filled]
+            _errorbars(axes, marks, colour, filled=filled)
+        line = fit([point for point in of_pair if point.batch_tokens == large])
+        if line is not None:
+            _band(axes, line, of_pair, colour)
+            if of_pair[-1].nats > 0:
+                name += f"; {_crossing(line)}"
+        axes.plot([], [], "o", color=colour, label=name)
+    small = {BUDGETS[result["budget"]].batch_tokens for result in results} - {large}
+    for tokens, face in [(large, "black"), *((tokens, "white") for tokens in small)]:
+        axes.plot([], [], "ok", mfc=face, label=f"{tokens:,} tokens a step")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: _tokens(tokens)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("training tokens")
+    axes.set_ylabel("better  ←   nats per token, minus 1K   →  worse")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _errorbars(axes: Axes, marks: Sequence[Point], colour: str, *, filled: bool) -> None:
+    if marks:
+        tokens, nats, low, high, _ = np.array(marks).T
+        look = {"color": colour, "mfc": colour if filled else "white", "ms": 6, "capsize": 3}
+        axes.errorbar(tokens, nats, yerr=[nats - low, high - nats], fmt="o", lw=1.5, **look)
+
+
+def _band(axes: Axes, line: Fit, measured: Sequence[Point], colour: str) -> None:
+    """Draw a fitted line and its band, dashed where it is an extrapolation."""
+    first, last = measured[0].tokens, measured[-1].tokens
+    for tokens, style in (
+        (np.geomspace(first, last), "-"),
+        (np.geomspace(last, FAR * last), "--"),
+    ):
+        mean, low, high = line.at(tokens)
+        axes.plot(tokens, mean, style, color=colour, lw=1)
+        axes.fill_between(tokens, low, high, color=colour, alpha=0.12, lw=0)
+
+
+def _crossing(line: Fit) -> str:
+    """Say where a fitted line crosses zero."""
+    tokens, low, high = line.crossing
+    if not np.isfinite(tokens):
+        return "the fitted line does not fall to zero"
+    upper = f"to {_tokens(high)}" if np.isfinite(high) else "or never"
+    return f"extrapolated to zero at {_tokens(tokens)} tokens ({_tokens(low)} {upper})"
+
+
+def _tokens(tokens: float) -> str:
+    """Format a number of tokens, as 118M or 1.2B."""
+    return f"{tokens / 1e6:.0f}M" if tokens < 0.9995e9 else f"{tokens / 1e9:.3g}B"

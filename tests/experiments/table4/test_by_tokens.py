@@ -1,0 +1,151 @@
+"""Differences over training tokens: the points of the results, and the line through them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.table4 import by_tokens
+from experiments.table4.by_tokens import Point
+from experiments.table4.questions import PAIRS
+
+RESULTS = Path("docs/results")
+LARGE, SMALL = 131_072, 32_768
+
+
+@pytest.fixture(scope="module")
+def results():
+    return [json.loads((RESULTS / f"table4_{b}.json").read_text()) for b in ("minutes", "hours")]
+
+
+def at(tokens, nats, half_width=0.01, batch_tokens=LARGE):
+    return Point(tokens, nats, nats - half_width, nats + half_width, batch_tokens)
+
+
+def result(budget, tokens, nats):
+    """A result with the pair 4k, 1k."""
+    difference = {"nats": nats, "interval": [nats - 0.01, nats + 0.01]}
+    return {
+        "budget": budget,
+        "rows": {"books": [{"label": "4k", "tokens": tokens}]},
+        "comparisons": {"books": [{"label": "4k", "to_label": "1k", "strided": difference}]},
+    }
+
+
+def test_every_line_is_of_a_question():
+    assert by_tokens.LINES.keys() <= {*PAIRS}
+
+
+def test_points_are_those_of_the_results(results):
+    (corpus,) = results[0]["comparisons"]
+    for pair in by_tokens.LINES:
+        rows = [
+            next(r for r in one["comparisons"][corpus] if (r["label"], r["to_label"]) == pair)
+            for one in results
+        ]
+        found = by_tokens.points(results[::-1], pair)
+        assert [point.tokens for point in found] == [117_964_800, 288_358_400]
+        assert [point.batch_tokens for point in found] == [SMALL, LARGE]
+        for point, row in zip(found, rows, strict=True):
+            assert (point.nats, [point.low, point.high]) == (
+                row["strided"]["nats"],
+                row["strided"]["interval"],
+            )
+
+
+def test_a_line_through_exact_points_crosses_zero_where_they_do():
+    tokens = np.array([1e8, 3e8, 1e9])
+    line = by_tokens.fit([at(x, 0.1 - 0.04 * np.log10(x / 1e8), 1e-6) for x in tokens])
+    assert line.at(tokens)[0] == pytest.approx([0.1, 0.1 - 0.04 * np.log10(3), 0.06])
+    assert line.crossing == pytest.approx([10**10.5] * 3, rel=1e-3)
+
+
+def test_wide_intervals_give_a_wide_crossing_around_the_fitted_one():
+    exact = [at(x, 0.1 - 0.04 * np.log10(x / 1e8)) for x in (1e8, 3e8, 1e9)]
+    crossing, low, high = by_tokens.fit(exact).crossing
+    assert 2 * low < crossing < high / 2
+
+
+def test_a_precise_point_counts_more_than_a_vague_one():
+    vague, precise = (
+        by_tokens.fit([at(1e8, 0.0, 1e-3), at(3e8, 0.0, 1e-3), at(1e9, 0.1, width)])
+        for width in (1.0, 1e-4)
+    )
+    end = np.array([1e9])
+    assert vague.at(end)[0] == pytest.approx([0.0], abs=1e-3)
+    assert precise.at(end)[0] == pytest.approx([0.1], abs=2e-3)
+
+
+def test_a_rising_line_never_crosses():
+    line = by_tokens.fit([at(1e8, 0.1, 1e-4), at(3e8, 0.2, 1e-4), at(1e9, 0.3, 1e-4)])
+    assert np.isinf(line.crossing).all()
+
+
+def test_two_points_have_no_fit():
+    assert by_tokens.fit([at(1e8, 0.1), at(1e9, 0.0)]) is None
+
+
+def test_only_points_of_the_largest_steps_are_fitted():
+    large = [result("minutes_131k", 1e8, 0.1), result("hours", 3e8, 0.08)]
+    billion = result("billion", 1e9, 0.06)
+    names = [
+        by_tokens.draw(*some).axes[0].get_legend_handles_labels()[1]
+        for some in (
+            [*large, billion],
+            [*large, billion, result("minutes", 1e8, 9.0)],
+            [*large, result("minutes", 1e8, 9.0)],
+        )
+    ]
+    assert "extrapolated to zero at 3" in names[0][0]  # 10^10.5 tokens
+    assert names[1] == [*names[0], "32,768 tokens a step"]
+    assert names[2][0] == "4K from scratch"
+
+
+def test_a_gain_has_no_crossing_to_tell():
+    gains = [result("hours", tokens, -0.02) for tokens in (1e8, 3e8, 1e9)]
+    assert by_tokens.draw(*gains).axes[0].get_legend_handles_labels()[1] == [
+        "4K from scratch",
+        "131,072 tokens a step",
+    ]
+
+
+def test_history_costs_are_those_of_the_evaluations():
+    evaluations = {
+        tokens: json.loads((RESULTS / f"evaluation_{b}/evaluation.json").read_text())
+        for tokens, b in (("118M", "minutes"), ("288M", "hours"), ("1B", "billion"))
+    }
+    _, _, *lines = by_tokens.history_table(*evaluations.values()).splitlines()
+    for line, (tokens, result) in zip(lines, evaluations.items(), strict=True):
+        cells = line.strip("| ").split(" | ")
+        ours = [
+            row
+            for name in ("strided", "control", "key")
+            for row in result[name]
+            if row["label"] == "1k_to_4k"
+        ]
+        assert cells[:2] == [tokens, str(len(ours[0]["nats_of_seeds"]))]
+        full, short = (
+            next(r for r in ours if r["history"] == history and r["control"] == "none")
+            for history in (4096, 1024)
+        )
+        assert cells[2] == f"{full['nats']:.4f}"
+        assert float(cells[3].split()[0]) == pytest.approx(short["nats"] - full["nats"], abs=1e-4)
+        intact, *controls = (r for r in ours if r["control"] != "none")
+        assert [float(cell.split()[0]) for cell in cells[4:6]] == [
+            pytest.approx(r["nats"] - intact["nats"], abs=1e-4) for r in controls
+        ]
+        short_key, full_key = ours[-2:] if result["key"] else (None, None)
+        if full_key is None:
+            assert cells[6:] == ["-", "-"]
+        else:
+            assert cells[6] == f"{full_key['perplexity']:.2f}"
+            cost = short_key["nats"] - full_key["nats"]
+            assert float(cells[7].split()[0]) == pytest.approx(cost, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"), [(117_964_800, "118M"), (999.6e6, "1B"), (1.554e9, "1.55B"), (2e10, "20B")]
+)
+def test_tokens_are_rounded(tokens, said):
+    assert by_tokens._tokens(tokens) == said
