@@ -26,8 +26,8 @@ LINES = {
 
 FAR = 10
 """A fitted line is drawn up to this multiple of the most tokens."""
-_LEAST = 3
-"""Points of a fit. Two have a line as well, but no error that shows whether it is one."""
+_MIN_POINTS = 3
+"""Fewest points of a fit: a line through two always fits, whatever the third would be."""
 _DRAWS = 4000
 
 
@@ -68,7 +68,7 @@ class Fit:
 
 def points(results: Sequence[Result], pair: tuple[str, str]) -> list[Point]:
     """Points of a pair in all results that have it, by tokens."""
-    found = []
+    of_pair = []
     for result in results:
         difference = differences(result).get(pair)
         if difference is not None:
@@ -76,8 +76,8 @@ def points(results: Sequence[Result], pair: tuple[str, str]) -> list[Point]:
             tokens = next(row["tokens"] for row in rows if row["label"] == pair[0])
             batch_tokens = BUDGETS[result["budget"]].batch_tokens
             low, high = difference["interval"]
-            found.append(Point(tokens, difference["nats"], low, high, batch_tokens))
-    return sorted(found)
+            of_pair.append(Point(tokens, difference["nats"], low, high, batch_tokens))
+    return sorted(of_pair)
 
 
 def fit(points: Sequence[Point]) -> Fit | None:
@@ -85,7 +85,7 @@ def fit(points: Sequence[Point]) -> Fit | None:
 
     Other lines are fitted to draws from the intervals, as if those were normal and independent.
     """
-    if len(points) < _LEAST:
+    if len(points) < _MIN_POINTS:
         return None
     nats = np.array([point.nats for point in points])
     sigma = np.array([(point.high - point.low) / (2 * 1.96) for point in points])
@@ -148,13 +148,14 @@ def draw(*results: Result) -> Figure:
         of_pair = points(results, pair)
         if not of_pair:
             continue
-        for filled in (False, True):
-            marks = [point for point in of_pair if (point.batch_tokens == large) == filled]
-            _errorbars(axes, marks, colour, filled=filled)
-        line = fit([point for point in of_pair if point.batch_tokens == large])
+        fitted = [point for point in of_pair if point.batch_tokens == large]
+        others = [point for point in of_pair if point.batch_tokens != large]
+        _errorbars(axes, others, colour, filled=False)
+        _errorbars(axes, fitted, colour, filled=True)
+        line = fit(fitted)
         if line is not None:
-            _band(axes, line, of_pair, colour)
-            if of_pair[-1].nats > 0:
+            _band(axes, line, fitted, colour)
+            if fitted[-1].nats > 0:
                 name += f"; {_crossing(line)}"
         axes.plot([], [], "o", color=colour, label=name)
     small = {BUDGETS[result["budget"]].batch_tokens for result in results} - {large}
@@ -177,9 +178,9 @@ def _errorbars(axes: Axes, marks: Sequence[Point], colour: str, *, filled: bool)
         axes.errorbar(tokens, nats, yerr=[nats - low, high - nats], fmt="o", lw=1.5, **look)
 
 
-def _band(axes: Axes, line: Fit, measured: Sequence[Point], colour: str) -> None:
+def _band(axes: Axes, line: Fit, fitted: Sequence[Point], colour: str) -> None:
     """Draw a fitted line and its band, dashed where it is an extrapolation."""
-    first, last = measured[0].tokens, measured[-1].tokens
+    first, last = fitted[0].tokens, fitted[-1].tokens
     for tokens, style in (
         (np.geomspace(first, last), "-"),
         (np.geomspace(last, FAR * last), "--"),
