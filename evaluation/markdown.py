@@ -58,6 +58,11 @@ def with_interval(mean: float | None, interval: Sequence[float | None]) -> str:
     return f"{digits(mean, 'z.4f')} ({low:z.4f} to {high:z.4f})"
 
 
+def difference_cell(difference: Mapping[str, Any] | None) -> str:
+    """Format a difference, a row with `nats` and `interval`; None becomes a dash."""
+    return "-" if difference is None else with_interval(difference["nats"], difference["interval"])
+
+
 def digits(value: float | None, how: str) -> str:
     """Format a number, or return a dash if it is unknown. The format's z prints -0.0 as 0.0."""
     return format(value, how) if is_known(value) else "-"

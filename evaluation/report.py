@@ -28,6 +28,7 @@ from data.files import write_atomically
 from evaluation.markdown import (
     code,
     dict_table,
+    difference_cell,
     digits,
     escaped,
     is_known,
@@ -182,18 +183,14 @@ def losses_table(rows: list[Row], *, perplexity: str = "perplexity") -> str:
             "nats": with_interval(row["nats"], row["nats_interval"]),
             perplexity: digits(row["perplexity"], ".2f"),
             "bits/byte": digits(row["bits_per_byte"], ".4f"),
-            "difference, nats": _nats(row["difference"]),
-            **({"cost of the shorter history, nats": _nats(cost)} if has_cost else {}),
+            "difference, nats": difference_cell(row["difference"]),
+            **({"cost of the shorter history, nats": difference_cell(cost)} if has_cost else {}),
             "seeds apart, nats": digits(max(seeds) - min(seeds), ".4f")
             if len(seeds := row["nats_of_seeds"]) > 1 and is_known(*seeds)
             else "-",
         }
         for row, cost in zip(rows, costs, strict=True)
     )
-
-
-def _nats(difference: Row | None) -> str:
-    return with_interval(difference["nats"], difference["interval"]) if difference else "-"
 
 
 def _key_section(result: dict[str, Any]) -> list[str]:

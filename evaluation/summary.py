@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from evaluation.markdown import dict_table, digits, is_known, with_interval
+from evaluation.markdown import dict_table, difference_cell, digits, is_known
 from evaluation.results import Row, cost_before
 from evaluation.statistics import MIN_DOCUMENTS
 from evaluation.sums import MIN_HISTORY_SHARE
@@ -38,8 +38,7 @@ def summary(result: dict[str, Any]) -> list[str]:
             cells["LongPPL"] = _perplexity(key.get(label))
         if others:
             difference = row["difference"] if row else None
-            nats = with_interval(difference["nats"], difference["interval"]) if difference else "-"
-            cells[f"difference to {first}, nats"] = nats
+            cells[f"difference to {first}, nats"] = difference_cell(difference)
             cells["verdict"] = _verdict(difference) if difference else "-"
         return cells
 

@@ -182,9 +182,7 @@ def _by_history(rows: list[ScoredModel]) -> list[Row]:
     return [
         {
             **_tabulate(row, _reference(rows, row, rows[0].label)),
-            "longest_difference": None
-            if (longest := _reference(rows, row, row.label)) in (None, row)
-            else _difference(row, longest),
+            "longest_difference": _difference(row, _reference(rows, row, row.label)),
         }
         for row in rows
     ]
@@ -222,12 +220,14 @@ def _tabulate(row: ScoredModel, versus: ScoredModel | None) -> Row:
         "perplexity": math.exp(mean.mean),
         # key tokens may all be ends of texts, which encode nothing
         "bits_per_byte": float(total.nats.sum()) / math.log(2) / (total.n_bytes or math.nan),
-        "difference": None if versus in (None, row) else _difference(row, versus),
+        "difference": _difference(row, versus),
     }
 
 
-def _difference(row: ScoredModel, versus: ScoredModel) -> Row:
-    """Difference row - versus in nats, over the seeds that both have."""
+def _difference(row: ScoredModel, versus: ScoredModel | None) -> Row | None:
+    """Difference row - versus in nats, over the seeds that both have. None to itself or None."""
+    if versus in (None, row):
+        return None
     (difference,) = _differences(row, versus, _merge_bins)
     reference = {"to_label": versus.label, "to_history": versus.scoring.history}
     return {**reference, "tokens": int(row.mean.tokens.sum()), **difference}

@@ -9,14 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from evaluation.markdown import digits
+from evaluation.markdown import difference_cell, digits
 from evaluation.results import Row
 from evaluation.style import COLOURS
 from experiments.harness import Result
 from experiments.reports import table
 from experiments.table4.forest import differences
 from experiments.table4.models import BUDGETS
-from experiments.table4.report import nats
 
 LINES = {
     ("4k", "1k"): ("4K from scratch", COLOURS[1]),
@@ -95,18 +94,16 @@ def fit(points: Sequence[Point]) -> Fit | None:
     return Fit(lines.T)
 
 
-def history_table(*evaluations: Result, label: str = "1k_to_4k", short: int = 1024) -> str:
-    """Loss of a model with its full history, and how much more it is with less distant text.
+def history_table(*evaluations: Result) -> str:
+    """Loss of the context that grows to 4K, and how much more it is with less distant text.
 
-    Args:
-        evaluations: results of `evaluation.tables.tabulate` for several budgets.
-        label: the model.
-        short: the shorter history, tokens.
+    `evaluations` are results of `evaluation.tables.tabulate` for several budgets.
     """
-    return table(_history_cells(result, label, short) for result in evaluations)
+    return table(map(_history_cells, evaluations))
 
 
-def _history_cells(result: Result, label: str, short: int) -> dict[str, str]:
+def _history_cells(result: Result, label: str = "1k_to_4k", short: int = 1024) -> dict[str, str]:
+    """Cells on a model, which is also compared with `1k` if that is the first model."""
     runs = [run for run in result["runs"] if run["label"] == label]
     full = _row(result["as_trained"], label)
     cut = _row(result["strided"], label, history=short)
@@ -116,15 +113,19 @@ def _history_cells(result: Result, label: str, short: int) -> dict[str, str]:
     has_key = any(row["label"] == label for row in result["key"])
     key = _row(result["as_trained_key"], label) if has_key else {"perplexity": None}
     cut_key = _row(result["key"], label, history=short) if has_key else {"longest_difference": None}
+    to_1k = cut["difference"] if cut["difference"]["to_label"] == "1k" else None
     return {
         "training tokens": _tokens(runs[0]["tokens"]),
         "seeds": str(len(runs)),
         f"nats, {full['history']:,} tokens of history": f"{full['nats']:.4f}",
-        f"cost of {short:,} tokens, nats": nats(cut["longest_difference"]),
-        "cost of shuffled distant text, nats": nats(shuffled["difference"]),
-        "cost of replaced distant text, nats": nats(replaced["difference"]),
+        f"cost of {short:,} tokens, nats": difference_cell(cut["longest_difference"]),
+        f"minus 1k, both with {short:,} tokens, nats": difference_cell(to_1k),
+        "cost of shuffled distant text, nats": difference_cell(shuffled["difference"]),
+        "cost of replaced distant text, nats": difference_cell(replaced["difference"]),
         "LongPPL": digits(key["perplexity"], ".2f"),
-        f"cost of {short:,} tokens on key tokens, nats": nats(cut_key["longest_difference"]) or "-",
+        f"cost of {short:,} tokens on key tokens, nats": difference_cell(
+            cut_key["longest_difference"]
+        ),
     }
 
 

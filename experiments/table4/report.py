@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from evaluation.markdown import digits, escaped, is_known, markdown_table, with_interval
+from evaluation.markdown import difference_cell, digits, escaped, is_known, markdown_table
 from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
 from evaluation.results import COST, Row, cost_before, read_result, write_result
@@ -190,9 +190,9 @@ def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
             "GPU-hours": f"{row['gpu_hours']:.3f}",
             "relative time": digits(row["gpu_hours"] / hours, ".2f"),
             "perplexity as the paper evaluates": f"{row['paper_perplexity']:.2f}",
-            "paper_difference": nats(row["paper_difference"]),
+            "paper_difference": difference_cell(row["paper_difference"]),
             "perplexity on identical tokens": f"{row['perplexity']:.2f}",
-            "difference": nats(row["difference"]),
+            "difference": difference_cell(row["difference"]),
             **({"LongPPL": digits(row["key_perplexity"], ".2f")} if has_key else {}),
         }
         for row in models
@@ -223,10 +223,13 @@ def comparisons_table(comparisons: Sequence[Row]) -> str:
             "model": row["label"],
             "baseline": row["to_label"],
             "seeds": str(row["strided"]["seeds"]),
-            "nats, as the paper evaluates": nats(row["chunk"]),
-            "nats, on identical tokens": nats(row["strided"]),
-            **({"nats, on key tokens": nats(row["key"])} if has_key else {}),
-            **{f"nats, {p['range']} tokens into a document": nats(p) for p in row["parts"]},
+            "nats, as the paper evaluates": difference_cell(row["chunk"]),
+            "nats, on identical tokens": difference_cell(row["strided"]),
+            **({"nats, on key tokens": difference_cell(row["key"])} if has_key else {}),
+            **{
+                f"nats, {p['range']} tokens into a document": difference_cell(p)
+                for p in row["parts"]
+            },
         }
         for row in comparisons
     )
@@ -247,22 +250,17 @@ def answers_table(larger: Result, smaller: Result) -> str:
             "question": QUESTION_OF[pair].asks,
             "model": pair[0],
             "baseline": pair[1],
-            "larger budget, as the paper evaluates": nats(more.get(pair, none)["chunk"]),
-            "larger budget, on identical tokens": nats(more.get(pair, none)["strided"]),
-            "smaller budget, on identical tokens": nats(less.get(pair, none)["strided"]),
-            **{name: nats(rows.get(pair)) for name, rows in on_key.items()},
+            "larger budget, as the paper evaluates": difference_cell(more.get(pair, none)["chunk"]),
+            "larger budget, on identical tokens": difference_cell(more.get(pair, none)["strided"]),
+            "smaller budget, on identical tokens": difference_cell(less.get(pair, none)["strided"]),
+            **{name: difference_cell(rows.get(pair)) for name, rows in on_key.items()},
             "seeds of the smaller budget": str(less[pair]["strided"]["seeds"])
             if pair in less
-            else "",
+            else "-",
         }
         for pair in PAIRS
         if pair in more or pair in less
     )
-
-
-def nats(difference: Row | None) -> str:
-    """Format a difference with its interval; None becomes an empty cell."""
-    return "" if difference is None else with_interval(difference["nats"], difference["interval"])
 
 
 def draw(curves: dict[str, list[Row]], continued: Collection[str]) -> Figure:

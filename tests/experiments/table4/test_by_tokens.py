@@ -131,17 +131,19 @@ def test_history_costs_are_those_of_the_evaluations():
         )
         assert cells[2] == f"{full['nats']:.4f}"
         assert float(cells[3].split()[0]) == pytest.approx(short["nats"] - full["nats"], abs=1e-4)
+        to_1k = short["difference"]["nats"] if short["difference"]["to_label"] == "1k" else None
+        assert cells[4].split()[0] == ("-" if to_1k is None else f"{to_1k:.4f}")
         intact, *controls = (r for r in ours if r["control"] != "none")
-        assert [float(cell.split()[0]) for cell in cells[4:6]] == [
+        assert [float(cell.split()[0]) for cell in cells[5:7]] == [
             pytest.approx(r["nats"] - intact["nats"], abs=1e-4) for r in controls
         ]
         short_key, full_key = ours[-2:] if result["key"] else (None, None)
         if full_key is None:
-            assert cells[6:] == ["-", "-"]
+            assert cells[7:] == ["-", "-"]
         else:
-            assert cells[6] == f"{full_key['perplexity']:.2f}"
+            assert cells[7] == f"{full_key['perplexity']:.2f}"
             cost = short_key["nats"] - full_key["nats"]
-            assert float(cells[7].split()[0]) == pytest.approx(cost, abs=1e-4)
+            assert float(cells[8].split()[0]) == pytest.approx(cost, abs=1e-4)
 
 
 @pytest.mark.parametrize(
