@@ -136,7 +136,9 @@ def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
 
 PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
-    RESULTS / "context_by_tokens.png": _of(by_tokens.draw, "table4_minutes", "table4_hours"),
+    RESULTS / "context_by_tokens.png": _of(
+        by_tokens.draw, "table4_minutes", "table4_hours", "table4_billion"
+    ),
     RESULTS / "passkey.png": _of(passkey.draw_runs, "passkey"),
     RESULTS / "attention_peers.png": _rows_of(pictures.draw_peers, "attention_peers"),
     RESULTS / "attention_hopper.png": _rows_of(pictures.draw_fastest, "attention_hopper"),

@@ -7,8 +7,8 @@ from evaluation.results import Row
 from experiments.reports import table
 
 RESULTS = (
-    "table4_hours", "table4_minutes", "evaluation_billion/evaluation",
-    "evaluation_long_ppl/evaluation", "table4_modern", "passkey",
+    "table4_billion", "table4_hours", "table4_minutes", "evaluation_long_ppl/evaluation",
+    "table4_modern", "passkey",
     "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed",
     "pathfinder_baselines", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",

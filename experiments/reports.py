@@ -43,6 +43,11 @@ def mean_text(mean: float, interval: Sequence[float], scale: float = 1) -> str:
     return f"{scale * mean:.1f} ({interval_text(interval, scale)})"
 
 
+def tokens_text(tokens: float) -> str:
+    """Format a number of tokens, as 118M or 1.2B."""
+    return f"{tokens / 1e6:.0f}M" if tokens < 0.9995e9 else f"{tokens / 1e9:.3g}B"
+
+
 def publish(path: Path, text: str, figure: "Figure") -> None:
     """Write Markdown and a picture next to the JSON at `path`, and print the Markdown."""
     write_atomically(path.with_suffix(".md"), text.encode())

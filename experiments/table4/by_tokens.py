@@ -13,7 +13,7 @@ from evaluation.markdown import difference_cell, digits
 from evaluation.results import Row
 from evaluation.style import COLOURS
 from experiments.harness import Result
-from experiments.reports import table
+from experiments.reports import table, tokens_text
 from experiments.table4.forest import differences
 from experiments.table4.models import BUDGETS
 
@@ -95,7 +95,7 @@ def fit(points: Sequence[Point]) -> Fit | None:
 
 
 def history_table(*evaluations: Result) -> str:
-    """Loss of the context that grows to 4K, and how much more it is with less distant text.
+    """Gain of the context that grows to 4K, and how much worse it is with less distant text.
 
     `evaluations` are results of `evaluation.tables.tabulate` for several budgets.
     """
@@ -103,7 +103,7 @@ def history_table(*evaluations: Result) -> str:
 
 
 def _history_cells(result: Result, label: str = "1k_to_4k", short: int = 1024) -> dict[str, str]:
-    """Cells on a model, which is also compared with `1k` if that is the first model."""
+    """Cells on a model, which is also compared with the first model."""
     runs = [run for run in result["runs"] if run["label"] == label]
     full = _row(result["as_trained"], label)
     cut = _row(result["strided"], label, history=short)
@@ -113,13 +113,13 @@ def _history_cells(result: Result, label: str = "1k_to_4k", short: int = 1024) -
     has_key = any(row["label"] == label for row in result["key"])
     key = _row(result["as_trained_key"], label) if has_key else {"perplexity": None}
     cut_key = _row(result["key"], label, history=short) if has_key else {"longest_difference": None}
-    to_1k = cut["difference"] if cut["difference"]["to_label"] == "1k" else None
+    first = full["difference"]["to_label"]
     return {
-        "training tokens": _tokens(runs[0]["tokens"]),
+        "training tokens": tokens_text(runs[0]["tokens"]),
         "seeds": str(len(runs)),
-        f"nats, {full['history']:,} tokens of history": f"{full['nats']:.4f}",
+        f"minus {first}, nats": difference_cell(full["difference"]),
         f"cost of {short:,} tokens, nats": difference_cell(cut["longest_difference"]),
-        f"minus 1k, both with {short:,} tokens, nats": difference_cell(to_1k),
+        f"minus {first}, both with {short:,} tokens, nats": difference_cell(cut["difference"]),
         "cost of shuffled distant text, nats": difference_cell(shuffled["difference"]),
         "cost of replaced distant text, nats": difference_cell(replaced["difference"]),
         "LongPPL": digits(key["perplexity"], ".2f"),
@@ -163,7 +163,7 @@ def draw(*results: Result) -> Figure:
     for tokens, face in [(large, "black"), *((tokens, "white") for tokens in small)]:
         axes.plot([], [], "ok", mfc=face, label=f"{tokens:,} tokens a step")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: _tokens(tokens)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: tokens_text(tokens)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("training tokens")
     axes.set_ylabel("better  ←   nats per token, minus 1K   →  worse")
@@ -196,10 +196,5 @@ def _crossing(line: Fit) -> str:
     tokens, low, high = line.crossing
     if not np.isfinite(tokens):
         return "the fitted line does not fall to zero"
-    upper = f"to {_tokens(high)}" if np.isfinite(high) else "or never"
-    return f"extrapolated to zero at {_tokens(tokens)} tokens ({_tokens(low)} {upper})"
-
-
-def _tokens(tokens: float) -> str:
-    """Format a number of tokens, as 118M or 1.2B."""
-    return f"{tokens / 1e6:.0f}M" if tokens < 0.9995e9 else f"{tokens / 1e9:.3g}B"
+    upper = f"to {tokens_text(high)}" if np.isfinite(high) else "or never"
+    return f"extrapolated to zero at {tokens_text(tokens)} tokens ({tokens_text(low)} {upper})"

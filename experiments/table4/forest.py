@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from evaluation.results import Row
 from experiments.harness import Result
+from experiments.reports import tokens_text
 from experiments.style import OUR_SPARSE, OURS
 from experiments.table4.questions import by_pair
 
@@ -103,7 +104,7 @@ def _name(result: Result) -> str:
     """Legend entry: tokens of training from scratch, and the number of seeds."""
     (models,) = result["rows"].values()
     seeds = models[0]["seeds"]
-    return f"{models[0]['tokens'] / 1e6:.0f}M training tokens, {seeds} seed{'s' * (seeds > 1)}"
+    return f"{tokens_text(models[0]['tokens'])} training tokens, {seeds} seed{'s' * (seeds > 1)}"
 
 
 def _mark(axes: Axes, gap: Row, y: float, colour: str, *, filled: bool) -> None:

@@ -24,7 +24,7 @@ from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import COLOURS, name_ends, save, styles_of
 from evaluation.summary import key_sentence
 from experiments.harness import Result
-from experiments.reports import publish, table
+from experiments.reports import publish, table, tokens_text
 from experiments.table4.questions import PAIRS, QUESTION_OF, by_pair
 
 PAPER = [
@@ -185,7 +185,7 @@ def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
         {
             "model": row["label"],
             "seeds": str(row["seeds"]),
-            "training tokens": f"{row['tokens'] / 1e6:,.0f}M",
+            "training tokens": tokens_text(row["tokens"]),
             "tokens/s": digits(row["tokens_per_s"], ",.0f"),
             "GPU-hours": f"{row['gpu_hours']:.3f}",
             "relative time": digits(row["gpu_hours"] / hours, ".2f"),

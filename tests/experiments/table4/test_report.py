@@ -96,7 +96,7 @@ def test_costs_are_those_of_the_rows():
     first = row_of("a", tokens=118_000_000, gpu_hours=0.5, tokens_per_s=12_345.6)
     second = row_of("b", tokens=1_234_000_000, gpu_hours=1.25, tokens_per_s=2.0)
     assert costs(first, second) == [
-        ["118M", "12,346", "0.500", "1.00"], ["1,234M", "2", "1.250", "2.50"]
+        ["118M", "12,346", "0.500", "1.00"], ["1.23B", "2", "1.250", "2.50"]
     ]  # fmt: skip
     # a run of one step has no time
     assert [cells[-1] for cells in costs(first | {"gpu_hours": 0.0}, second)] == ["-", "-"]
