@@ -68,7 +68,7 @@ from training.language.config import TrainConfig
 from training.language.task import LanguageTask
 from training.metrics import Record, RunLog
 from training.numerics import deterministic_algorithms
-from training.optim import learning_rate, make_optimizer, schedule_change, set_learning_rate
+from training.optim import changed_settings, learning_rate, make_optimizer, set_learning_rate
 from training.parallel import compile_and_wrap, weights_are_static
 from training.profiling import StepProfiler, Stopwatch
 from training.step import GraphedStep, train_step
@@ -167,8 +167,8 @@ class Trainer:
                     f"set optim.max_steps above {step}"
                 )
             else:
-                change = schedule_change(self.start.step, checkpoint.optim(), config.optim)
-                self.startup_messages += [f"resuming from {folder}", *([change] if change else [])]
+                changed = changed_settings(self.start.step, checkpoint.optim(), config.optim)
+                self.startup_messages += [f"resuming from {folder}", *changed]
         elif config.run.init_from is not None:
             source = Path(config.run.init_from)
             origin, origin_step = task.load_initial_weights(source)
@@ -176,8 +176,11 @@ class Trainer:
         task.open(self.run_dir, self.start.step)
         if not processes.is_main:
             return
-        write_atomically(self.run_dir / RUN_CONFIG, to_yaml(config).encode())
-        if self.start.step < config.optim.max_steps:
+        is_finished = self.start.step >= config.optim.max_steps
+        # A finished run keeps the settings with which it was trained.
+        if not (is_finished and (self.run_dir / RUN_CONFIG).exists()):
+            write_atomically(self.run_dir / RUN_CONFIG, to_yaml(config).encode())
+        if not is_finished:
             record_start(
                 self.run_dir,
                 self.start.step,

@@ -328,14 +328,22 @@ class ModelConfig(BlockConfig):
             raise ValueError(
                 f"model.rope_factor={self.rope_factor} must be a finite number above 1 with "
                 f"model.rope_scaling={self.rope_scaling}: model.context_length over the context "
-                "for which the positions were trained. If that is the same, set "
-                "model.rope_scaling=none."
+                f"for which the positions were trained. {self._rope_factor_hint()}"
             )
         if self.rope_scaling == "ntk" and self.head_dim == 2:
             raise ValueError(
                 f"{self._head_size_text()}, and model.rope_scaling=ntk needs more than one pair: "
                 "choose a larger size, or model.rope_scaling=linear."
             )
+
+    def _rope_factor_hint(self) -> str:
+        first = self.contexts[0]
+        if self.context_schedule:
+            return f"model.context_schedule begins at {first}: try {self.context_length / first:g}."
+        return (
+            "If that is the same, set model.rope_scaling=none. If the context grows during the "
+            "run, set model.context_schedule."
+        )
 
     @property
     def scaled_rope_base(self) -> float:

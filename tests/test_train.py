@@ -308,6 +308,19 @@ def test_a_finished_run_says_so_and_how_to_continue(run, capsys):
         assert "step 8/8  val loss" in said and "8/6" not in said
 
 
+def test_a_finished_run_keeps_its_configuration(run):
+    run("optim.max_steps=8", "optim.lr=1e-3")
+    settings = run.out_dir / "config.yaml"
+    trained = settings.read_text()
+    run("optim.max_steps=8", "optim.lr=2e-3")
+    assert settings.read_text() == trained and "lr: 0.001\n" in trained
+    settings.unlink()
+    run("optim.max_steps=8", "optim.lr=1e-3")
+    assert settings.read_text() == trained
+    run("optim.max_steps=9", "optim.lr=2e-3")
+    assert "lr: 0.002\n" in settings.read_text()
+
+
 def test_a_constant_schedule_reports_no_change(run, capsys):
     run("optim.max_steps=4", "optim.schedule=constant")
     run("optim.max_steps=8", "optim.schedule=constant")

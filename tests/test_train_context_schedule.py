@@ -68,14 +68,14 @@ def test_contexts_of_any_length(run, contexts):
 @pytest.mark.parametrize(
     ("schedule", "max_steps", "there", "here"),
     [
-        ("[[16,0.5],[32,0.5]]", 8, "[[8, 0], [32, 4]]", "[[16, 0], [32, 4]]"),
-        ("[[8,0.5],[32,0.5]]", 16, "[[8, 0], [32, 4]]", "[[8, 0], [32, 8]]"),
-        ("[]", 16, "[[8, 0], [32, 4]]", "None"),
+        ("[[16,0.5],[32,0.5]]", 8, "[[8, 1], [32, 5]]", "[[16, 1], [32, 5]]"),
+        ("[[8,0.5],[32,0.5]]", 16, "[[8, 1], [32, 5]]", "[[8, 1], [32, 9]]"),
+        ("[]", 16, "[[8, 1], [32, 5]]", "None"),
     ],
 )
 def test_other_stages_are_refused(run, schedule, max_steps, there, here):
     run(*SCHEDULE)
-    message = f"model.context_schedule by step is {there} there and "
+    message = f"of optim.max_steps in model.context_schedule) is {there} there and "
     with pytest.raises(ValueError, match=re.escape(message + f"{here} here")):
         run(SCHEDULE[0], f"model.context_schedule={schedule}", f"optim.max_steps={max_steps}")
 

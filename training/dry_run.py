@@ -79,6 +79,7 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
         *mask_notes(model, causal=True),
         _times(causal * n_tokens, model.n_embd, n_gpus),
         *_memory(config, n_gpus),
+        *config.scaling_notes(),
         export_note(model),
         *epoch_lines(config),
     ]
@@ -134,7 +135,7 @@ def startup_notes(config: RunConfiguration) -> list[str]:
     """Lines that a run prints before its first step: mask, export, too many epochs, compilation."""
     notes = mask_notes(config.model, causal=isinstance(config, TrainConfig))
     if isinstance(config, TrainConfig):
-        notes.append(export_note(config.model))
+        notes += [*config.scaling_notes(), export_note(config.model)]
         notes += [line for line in epoch_lines(config) if line.startswith("warning")]
     if config.run.compile:
         notes.append("compiling: the first step takes up to a minute, on a CPU several")

@@ -1,5 +1,6 @@
 """Passes of a run over its data, estimated without a GPU: lines of --dry-run and of the start."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from data.lra.store import Manifest as Examples
@@ -21,14 +22,11 @@ def epoch_lines(config: TrainConfig) -> list[str]:
             taken = f": model.vocab_size={config.model.vocab_size} is taken"
             lines += [f"data.path={path} is not there yet{taken if path == data.path else ''}"]
             continue
-        n_tokens = kept_tokens(config, path)
-        a_step = optim.batch_tokens * weight / sum(weights.values())
-        epochs = optim.max_steps * a_step / n_tokens
-        digits = 2 if epochs < 100 else 0
-        line = f"{epochs:,.{digits}f} epochs of the {n_tokens:,.0f} tokens of {path}"
-        lines += [line if data.align == "none" else f"{line} that data.align={data.align} keeps"]
+        kept = kept_tokens(config, path)
+        epochs = passes(config, kept) * weight / sum(weights.values())
+        lines += [f"{epochs:,.{2 if epochs < 100 else 0}f} epochs of {_text(config, path, kept)}"]
         if epochs > MAX_EPOCHS:
-            steps = int(GOOD_EPOCHS * n_tokens / a_step)
+            steps = int(GOOD_EPOCHS * optim.max_steps / epochs)
             smaller = optim.micro_batch_size * config.model.context_length
             lines += [
                 f"warning: a GPT memorizes a text that it sees more than {MAX_EPOCHS} times. "
@@ -36,25 +34,43 @@ def epoch_lines(config: TrainConfig) -> list[str]:
                 + (
                     f"Set optim.max_steps={steps} for {GOOD_EPOCHS} epochs, or prepare more text"
                     if steps >= MIN_STEPS
-                    else f"A step takes {a_step / n_tokens:.0%} of it: set a smaller "
+                    else f"A step takes {epochs / optim.max_steps:.0%} of it: set a smaller "
                     f"optim.batch_tokens ({smaller} is one micro-batch), or prepare more text"
                 )
             ]
     return lines
 
 
-def kept_tokens(config: TrainConfig, path: str) -> float:
-    """Number of tokens of a prepared text that a pass over it sees, the mean over all stages."""
+def kept_tokens(config: TrainConfig, path: str) -> list[int]:
+    """Number of tokens of a prepared text that a pass over it sees, in each stage."""
     n_tokens = Manifest.load(Path(path)).splits["train"].tokens
     if config.data.align == "none":
-        return n_tokens
+        return [n_tokens] * len(config.stages)
     from data.sampler import DocumentSampler  # loads PyTorch, which --dry-run otherwise avoids
 
-    starts, passes = TokenStream(path, "train").document_starts, 0.0
-    for stage in config.stages:
-        sampler = DocumentSampler(starts, n_tokens, stage.context_length, config.run.seed)
-        passes += stage.steps / config.optim.max_steps / (n_tokens - sampler.cut_tokens)
-    return 1.0 / passes
+    starts = TokenStream(path, "train").document_starts
+    return [
+        n_tokens - DocumentSampler(starts, n_tokens, context, config.run.seed).cut_tokens
+        for context in config.model.contexts
+    ]
+
+
+def passes(config: TrainConfig, kept: Sequence[int]) -> float:
+    """Passes of a run over a text of which it sees `kept` tokens in each stage."""
+    steps = [stage.steps for stage in config.stages]
+    return sum(n * config.optim.batch_tokens / k for n, k in zip(steps, kept, strict=True))
+
+
+def _text(config: TrainConfig, path: str, kept: Sequence[int]) -> str:
+    """Name of a text, with the number of tokens that a pass over it sees."""
+    if len({*kept}) == 1:
+        keeps = "" if config.data.align == "none" else f" that data.align={config.data.align} keeps"
+        return f"the {kept[0]:,} tokens of {path}{keeps}"
+    parts = [
+        f"{tokens:,} tokens at a context of {context:,}"
+        for context, tokens in zip(config.model.contexts, kept, strict=True)
+    ]
+    return f"{path}: data.align={config.data.align} keeps {', '.join(parts)}"
 
 
 def example_epoch_lines(config: ClassifyConfig) -> list[str]:

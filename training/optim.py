@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from kernels.fused.cast_cache import active_cast_cache
 from kernels.fused.dispatch import module_of, select_impl
 from training.config import AdamWConfig
 from training.distributed import local_tensor
+
+_SCHEDULE = ("max_steps", "lr", "min_lr", "schedule", "decay_share", "warmup_steps")
+"""Settings that `learning_rate` reads."""
 
 
 def learning_rate(step: int, config: AdamWConfig) -> float:
@@ -36,18 +40,21 @@ def learning_rate(step: int, config: AdamWConfig) -> float:
     return config.min_lr + left * (config.lr - config.min_lr)
 
 
-def schedule_change(step: int, before: AdamWConfig, now: AdamWConfig) -> str | None:
-    """Log line about a learning rate schedule that changed at step `step`, or None."""
-    names = ("max_steps", "lr", "min_lr", "schedule", "decay_share", "warmup_steps")
-    values = [(name, getattr(before, name), getattr(now, name)) for name in names]
-    changes = [
-        f"optim.{name} changed from {old} to {new}" for name, old, new in values if old != new
-    ]
+def changed_settings(step: int, before: AdamWConfig, now: AdamWConfig) -> list[str]:
+    """Log lines about settings of the optimizer that changed at step `step`."""
+    changed = {
+        field.name: f"optim.{field.name} changed from {old} to {new}"
+        for field in fields(AdamWConfig)
+        if (old := getattr(before, field.name)) != (new := getattr(now, field.name))
+    }
+    schedule = [changed.pop(name) for name in _SCHEDULE if name in changed]
+    lines = [", ".join(changed.values())] if changed else []
     old_lr, new_lr = learning_rate(step, before), learning_rate(step, now)
-    if not changes or (old_lr == new_lr and before.schedule == now.schedule == "constant"):
-        return None
-    instead = "" if old_lr == new_lr else f" instead of {old_lr:.3g}"
-    return f"{', '.join(changes)}: the learning rate continues at {new_lr:.3g}{instead}"
+    if schedule and not (old_lr == new_lr and before.schedule == now.schedule == "constant"):
+        instead = "" if old_lr == new_lr else f" instead of {old_lr:.3g}"
+        line = f"{', '.join(schedule)}: the learning rate continues at {new_lr:.3g}{instead}"
+        lines.append(line)
+    return lines
 
 
 class AdamW(torch.optim.AdamW):

@@ -348,6 +348,26 @@ def test_epochs_count_only_what_aligned_samples_keep(capsys, corpus) -> None:
     assert "Try data.align=none, which cuts nothing. A step takes " in warning
 
 
+def test_epochs_of_aligned_samples_are_summed_over_contexts(capsys, corpus) -> None:
+    grows = ("model.positions=rotary", "model.context_schedule=[[128,0.75],[512,0.25]]")
+    options = (f"data.path={corpus}", "model.context_length=512", *grows, "data.align=document")
+    steps = ("optim.max_steps=80", "optim.warmup_steps=0")
+    out = printed(capsys, QUICK, "--dry-run", *options, *steps)
+    config, stream = load_config([QUICK, *options]), TokenStream(corpus, "train")
+    short, long = (
+        T * TrainBatches(stream, T, seed=0, align="document").samples_per_epoch + 1
+        for T in (128, 512)
+    )
+    tokens = config.optim.batch_tokens
+    epochs = 60 * tokens / short + 20 * tokens / long
+    assert (
+        f"{epochs:,.{2 if epochs < 100 else 0}f} epochs of {corpus}: data.align=document keeps "
+        f"{short:,} tokens at a context of 128, {long:,} tokens at a context of 512"
+    ) in out
+    assert short != long
+    assert f"A step takes {epochs / 80:.0%} of it" in out
+
+
 def test_stages_of_a_growing_context(capsys, corpus) -> None:
     schedule = "model.context_schedule=[[1024,0.75],[4096,0.25]]"
     rotary = ("model.positions=rotary", "model.context_length=4096", "model.rope_scaling=ntk")
@@ -357,7 +377,7 @@ def test_stages_of_a_growing_context(capsys, corpus) -> None:
         "context 1,024 for steps 1 to 300,000 (75.0%), per step: 2 micro-batches x 8 GPUs x " in out
     )
     assert "x 32 sequences x 1,024 tokens = 524,288 tokens\n" in out
-    assert "context 4,096 for steps 300,001 to 400,000 (25.0%), per step: 2 micro-batches" in out
+    assert "context 4,096 (ntk, rope_factor 4) for steps 300,001 to 400,000 (25.0%), per " in out
     assert "x 8 sequences x 4,096 tokens = 524,288 tokens\n" in out
     N = 124_439_808 - 786_432
     mean = 6 * N + 6 * 12 * 768 * (0.75 * 1024 + 0.25 * 4096)

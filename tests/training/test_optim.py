@@ -9,10 +9,10 @@ from training.language.config import OptimConfig
 from training.optim import (
     AdamW,
     Muon,
+    changed_settings,
     learning_rate,
     make_optimizer,
     orthogonalize,
-    schedule_change,
     set_learning_rate,
 )
 
@@ -56,10 +56,23 @@ def test_wsd_stays_at_lr_and_then_decays(warmup, share, first):
 def test_wsd_continues_at_the_same_rate_if_it_is_extended():
     short, long = (config(lr=0.5, schedule="wsd", max_steps=n) for n in (100, 200))
     assert [learning_rate(step, short) for step in range(81)] == [0.5] * 81
-    assert schedule_change(80, short, long) == (
+    assert changed_settings(80, short, long) == [
         "optim.max_steps changed from 100 to 200: the learning rate continues at 0.5"
-    )
-    assert schedule_change(90, short, long).endswith("continues at 0.5 instead of 0.25")
+    ]
+    (line,) = changed_settings(90, short, long)
+    assert line.endswith("continues at 0.5 instead of 0.25")
+
+
+def test_all_changed_settings_are_reported():
+    before = config(weight_decay=0.5)
+    assert changed_settings(50, before, config(grad_clip=2.0)) == [
+        "optim.weight_decay changed from 0.5 to 0.1, optim.grad_clip changed from 1.0 to 2.0"
+    ]
+    assert changed_settings(50, before, config(lr=1.0)) == [
+        "optim.weight_decay changed from 0.5 to 0.1",
+        "optim.lr changed from 0.0006 to 1.0: the learning rate continues at 0.5 instead of 0.0003",
+    ]
+    assert changed_settings(50, before, before) == []
 
 
 def test_cosine_is_above_linear_early_and_below_late():

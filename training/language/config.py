@@ -148,9 +148,34 @@ class TrainConfig:
         if len(lines) == 1:
             return lines
         return [
-            f"context {stage.context_length:,} for steps {stage.first_step + 1:,} to "
-            f"{stage.last_step:,} ({stage.steps / self.optim.max_steps:.1%}), {line}"
+            f"context {stage.context_length:,}{self._scaling(stage)} for steps "
+            f"{stage.first_step + 1:,} to {stage.last_step:,} "
+            f"({stage.steps / self.optim.max_steps:.1%}), {line}"
             for stage, line in zip(self.stages, lines, strict=True)
+        ]
+
+    def _scaling(self, stage: Stage) -> str:
+        """Scaling of the rotary positions in a stage, as text for messages."""
+        model = self.model.at_context(stage.context_length)
+        if model.rope_scaling == "none":
+            return ""
+        return f" ({model.rope_scaling}, rope_factor {model.rope_factor:g})"
+
+    def scaling_notes(self) -> list[str]:
+        """A warning if a new run scales its rotary positions by another factor than its context.
+
+        A configuration that a run has written has the factor of that run's schedule.
+        """
+        model, first = self.model, self.model.contexts[0]
+        grows = model.context_length / first
+        if not model.context_schedule or self.run.init_from or model.rope_scaling == "none":
+            return []
+        if model.rope_factor == grows:
+            return []
+        return [
+            f"warning: model.rope_factor={model.rope_factor:g}, but contexts grow by {grows:g}, "
+            f"from {first:,} to {model.context_length:,}. Set model.rope_factor={grows:g}, unless "
+            "other positions are wanted"
         ]
 
     def _readers(self, world_size: int, unit: str) -> str:

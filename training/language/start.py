@@ -197,8 +197,9 @@ def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str
         }
     stages = {}
     if config.model.context_schedule:
-        layout = [[stage.context_length, stage.first_step] for stage in config.stages]
-        stages = {"model.context_schedule by step": layout}
+        first_steps = [[stage.context_length, stage.first_step + 1] for stage in config.stages]
+        name = "first step of each context (shares of optim.max_steps in model.context_schedule)"
+        stages = {name: first_steps}
     return (
         shared_settings(config)
         | mix

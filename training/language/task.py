@@ -19,7 +19,7 @@ from data.verified import BackgroundTask
 from model.flops import mfu
 from model.gpt import GPT
 from training.distributed import Processes
-from training.epochs import kept_tokens
+from training.epochs import kept_tokens, passes
 from training.language import start
 from training.language.config import TrainConfig
 from training.metrics import Record, loss_text
@@ -108,8 +108,8 @@ class LanguageTask:
             share = start.mixture(self._config).quotas[number] / ROUND
             label = f" of {name} ({share:.1%})"
         parts = [corpora[number] for corpora in self._corpora]
-        epochs = share * optim.max_steps * optim.batch_tokens
-        epochs /= kept_tokens(self._config, str(parts[0].stream.path))
+        kept = kept_tokens(self._config, str(parts[0].stream.path))
+        epochs = share * passes(self._config, kept)
         line = (
             f"{optim.max_steps:,} steps over {len(parts[0].stream):,} tokens{label}: "
             f"{epochs:.2f} epochs"

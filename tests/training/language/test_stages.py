@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from configs.reader import ConfigError, to_yaml
 from data.sampler import ShuffledRange
 from training.distributed import Processes
+from training.dry_run import startup_notes
 from training.language.config import load_config
 from training.language.stages import flops_per_token
 from training.language.task import LanguageTask
@@ -127,6 +129,36 @@ def test_one_context_throughout_as_a_schedule_needs_no_other_setting():
     assert (model.context_length, model.rope_scaling, model.rope_factor) == (1024, "ntk", 1.0)
     assert model.scaled_rope_base == model.rope_base
     assert model.at_context(1024).rope_scaling == "none"
+
+
+def test_the_line_of_a_stage_has_the_scaling_of_its_positions():
+    config = load_config(["configs/long_4k.yaml", "model.context_schedule=[[1024,0.5],[4096,0.5]]"])
+    first, last = config.batch_lines(1)
+    assert first.startswith("context 1,024 for steps 1 to ")
+    assert last.startswith("context 4,096 (ntk, rope_factor 4) for steps ")
+    assert config.scaling_notes() == []
+
+
+def test_the_scaling_of_another_schedule_is_warned_of(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(load_config(["configs/long_4k.yaml"])))  # as a run writes it
+    shorter = [str(path), "model.context_schedule=[[2048,0.5],[4096,0.5]]"]
+    (note,) = load_config(shorter).scaling_notes()
+    assert note.startswith("warning: model.rope_factor=4, but contexts grow by 2, from 2,048 to ")
+    assert note in startup_notes(load_config(shorter))
+    assert load_config([*shorter, "model.rope_factor=2"]).scaling_notes() == []
+    assert load_config([*shorter, "run.init_from=out/at_1k"]).scaling_notes() == []
+
+
+def test_an_unscaled_schedule_needs_the_factor_of_the_contexts(tmp_path):
+    path = tmp_path / "config.yaml"
+    whole = ["model.context_schedule=[[1024,1]]", "optim.micro_batch_size=32"]
+    path.write_text(to_yaml(load_config(["configs/long_4k.yaml", *whole])))
+    grows = ["model.context_length=4096", "model.context_schedule=[[1024,0.5],[4096,0.5]]"]
+    with pytest.raises(ConfigError, match=r"context_schedule begins at 1024: try 4\."):
+        load_config([str(path), *grows])
+    with pytest.raises(ConfigError, match="If the context grows during the run, set model.context"):
+        load_config([str(path), "model.context_schedule=[]"])
 
 
 @pytest.mark.parametrize(
