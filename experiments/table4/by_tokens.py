@@ -116,6 +116,7 @@ def _history_cells(result: Result, label: str = "1k_to_4k", short: int = 1024) -
     first = full["difference"]["to_label"]
     return {
         "training tokens": tokens_text(runs[0]["tokens"]),
+        "tokens a step": f"{runs[0]['tokens'] // runs[0]['step']:,}",
         "seeds": str(len(runs)),
         f"minus {first}, nats": difference_cell(full["difference"]),
         f"cost of {short:,} tokens, nats": difference_cell(cut["longest_difference"]),

@@ -124,22 +124,23 @@ def test_history_costs_are_those_of_the_evaluations():
             for row in result[name]
             if row["label"] == "1k_to_4k"
         ]
-        assert cells[:2] == [tokens, str(len(ours[0]["nats_of_seeds"]))]
+        batch = f"{SMALL if tokens == '118M' else LARGE:,}"
+        assert cells[:3] == [tokens, batch, str(len(ours[0]["nats_of_seeds"]))]
         full, short = (
             next(r for r in ours if r["history"] == history and r["control"] == "none")
             for history in (4096, 1024)
         )
-        assert cells[2].split()[0] == f"{full['difference']['nats']:.4f}"
-        assert float(cells[3].split()[0]) == pytest.approx(short["nats"] - full["nats"], abs=1e-4)
-        assert cells[4].split()[0] == f"{short['difference']['nats']:.4f}"
+        assert cells[3].split()[0] == f"{full['difference']['nats']:.4f}"
+        assert float(cells[4].split()[0]) == pytest.approx(short["nats"] - full["nats"], abs=1e-4)
+        assert cells[5].split()[0] == f"{short['difference']['nats']:.4f}"
         intact, *controls = (r for r in ours if r["control"] != "none")
-        assert [float(cell.split()[0]) for cell in cells[5:7]] == [
+        assert [float(cell.split()[0]) for cell in cells[6:8]] == [
             pytest.approx(r["nats"] - intact["nats"], abs=1e-4) for r in controls
         ]
         short_key, full_key = ours[-2:] if result["key"] else (None, None)
         if full_key is None:
-            assert cells[7:] == ["-", "-"]
+            assert cells[8:] == ["-", "-"]
         else:
-            assert cells[7] == f"{full_key['perplexity']:.2f}"
+            assert cells[8] == f"{full_key['perplexity']:.2f}"
             cost = short_key["nats"] - full_key["nats"]
-            assert float(cells[8].split()[0]) == pytest.approx(cost, abs=1e-4)
+            assert float(cells[9].split()[0]) == pytest.approx(cost, abs=1e-4)
