@@ -9,6 +9,11 @@ from evaluation.results import Row, cost_before
 from evaluation.statistics import MIN_DOCUMENTS
 from evaluation.sums import MIN_HISTORY_SHARE
 
+_NO_KEY_TOKENS = (
+    "not computed, as no run chose key tokens. Pass another seed of a model with the longest "
+    "context (--key-tokens RUN), or several seeds of every model, so that one is not compared."
+)
+
 
 def summary(result: dict[str, Any]) -> list[str]:
     """Table with a row and a verdict for each model, and an explanation of the columns."""
@@ -51,7 +56,21 @@ def summary(result: dict[str, Any]) -> list[str]:
         parts.append(f"{explanation} {cut_into_parts(result['data'])}".rstrip())
     if key:
         parts.append(f"LongPPL: perplexity on key tokens. {key_sentence(result['key_tokens'])}")
+    elif reason := _why_no_long_ppl(result):
+        parts.append(f"LongPPL: {reason}")
     return parts
+
+
+def _why_no_long_ppl(result: dict[str, Any]) -> str | None:
+    """Reason why a result with identical tokens has no LongPPL, and the remedy; None otherwise."""
+    if "key_tokens" not in result or not result["strided"] or result["key"]:
+        return None  # old results have no key tokens
+    if (key := result["key_tokens"]) is None:
+        return _NO_KEY_TOKENS
+    return (
+        f"not computed, as there are no key tokens. {key_sentence(key)} A shorter --near finds "
+        "more, and so does a run that was trained longer."
+    )
 
 
 def key_sentence(key: Row) -> str:

@@ -322,8 +322,8 @@ def test_lengths_that_do_not_fit_a_run_are_left_empty(
     [
         ([], r"the longest model.context_length=32 must be at least 1\d\d: .* a longer context$"),
         (["--lengths", "20", "34"],
-         "one of --lengths 20 34 must be at least 1.*, and with learned positions at most 33 .*: .* "
-         "Choose a run with a longer context$"),
+         "one of --lengths 20 34 must be at least 1.*, and with learned positions at most 33 .*: "
+         ".* Choose a run with a longer context$"),
         (["--others", "1"], "context_length=32 must .* with a longer context or fewer --others$"),
     ],
 )  # fmt: skip
