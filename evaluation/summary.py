@@ -1,5 +1,6 @@
 """Summary of an evaluation: the first table of its report, with a verdict for each model."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -47,7 +48,7 @@ def summary(result: dict[str, Any]) -> list[str]:
             cells["verdict"] = _verdict(difference) if difference else "-"
         return cells
 
-    parts = [*_unfinished(result["runs"]), dict_table(map(line, models)).rstrip()]
+    parts = [*unfinished(result["runs"]), dict_table(map(line, models)).rstrip()]
     differences = {
         label: row["difference"] for label, row in scored.items() if row and row["difference"]
     }
@@ -138,16 +139,20 @@ def models_of(runs: list[Row]) -> dict[str, Row]:
     return models
 
 
-def _unfinished(runs: list[Row]) -> list[str]:
-    """Sentence that lists models that were not trained to the end, if any."""
+def unfinished(runs: Iterable[Row]) -> list[str]:
+    """Sentence that lists models that were not trained to the end, if any.
+
+    Args:
+        runs: label, step and max_steps of each.
+    """
     # step 0 means imported weights, which were not trained here
-    unfinished = [
+    early = [
         f"{run['label']} (step {run['step']:,} of {run['max_steps']:,})"
         for run in runs
         if 0 < run["step"] < run.get("max_steps", 0)  # missing in old results
     ]
-    names = ", ".join(dict.fromkeys(unfinished))
-    return [f"Not trained to the end: {names}."] if unfinished else []
+    names = ", ".join(dict.fromkeys(early))
+    return [f"Not trained to the end: {names}."] if early else []
 
 
 def _verdict(difference: Row) -> str:
