@@ -69,8 +69,8 @@ def _why_no_long_ppl(result: dict[str, Any]) -> str | None:
     if (key := result["key_tokens"]) is None:
         return _NO_KEY_TOKENS
     return (
-        f"not computed, as there are no key tokens. {key_sentence(key)} A shorter --near finds "
-        "more, and so does a run that was trained longer."
+        f"not computed, as there are no key tokens. {key_sentence(key)} Choose them with a shorter "
+        "--near, or by a run that was trained longer."
     )
 
 

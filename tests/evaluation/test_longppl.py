@@ -166,7 +166,7 @@ def test_the_summary_says_why_there_is_no_long_ppl(train, tmp_path, capsys):
     assert line.startswith("LongPPL: not computed, as no run chose key tokens. Pass another seed")
     (line,) = printed(short, long, "--key-tokens", other)  # by the paper's thresholds
     assert line.startswith("LongPPL: not computed, as there are no key tokens. 0 of 896 tokens (0%")
-    assert "if other sees 64 instead of 32 tokens before them. A shorter --near finds" in line
+    assert "if other sees 64 instead of 32 tokens before them. Choose them with a shorter" in line
     assert printed(short, "--modes", "chunk") == []
 
 
