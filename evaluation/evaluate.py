@@ -15,7 +15,7 @@ from evaluation.key_tokens import (
     read_key_tokens,
     settings_of,
 )
-from evaluation.plan import Plan
+from evaluation.plan import MODES, Plan
 from evaluation.runs import Run, describe, labels, open_run
 from evaluation.score import check_tokenizer, compiling_pays, scorer, validation_splits, work_of
 from evaluation.scoring_bar import ScoringBar
@@ -56,7 +56,8 @@ def evaluate_runs(
         ValueError: a text is too short or was prepared with another tokenizer; runs with the same
             name are not seeds of one model; corpora have the same name; a mode in `plan.modes`
             scores no run; the sliding windows have no scored token in common; or `key_tokens` are
-            of another text, or were chosen by one of the runs.
+            of another text, were chosen by one of the runs, or have another short history than
+            `plan.near` and no mode uses that.
         FileNotFoundError: `key_tokens` does not exist.
     """
     runs = _open_runs(folders, processes, checkpoint)
@@ -176,6 +177,18 @@ def _find_key_tokens(
     else:
         chooser, key = None, read_key_tokens(path)
         name, settings = key.chooser, (key.config, key.text_tokens)
+        if plan.near not in (None, key.short.history):
+            unused = (
+                f"--near={plan.near} does not change the key tokens of {path}, which have a short "
+                f"history of {key.short.history} tokens"
+            )
+            if "control" not in (plan.modes or MODES):
+                raise ValueError(
+                    f"{unused}: leave --near out, or choose the key tokens again "
+                    f"(--write-key-tokens with --near {plan.near})"
+                )
+            if processes.is_main:
+                print(f"{unused}: only control uses it")
     for run in runs:
         check_is_not_chooser(str(run.folder), settings_of(run), name, settings)
     return key, chooser

@@ -115,11 +115,21 @@ class KeyTokens:
         """Number and share of the key tokens of each text, in words."""
         parts = []
         for choice in self.choices:
-            covered = self.covers(len(choice.is_key))
-            n, of = int((covered & choice.is_key).sum()), int(covered.sum())
+            n, of = int(choice.is_key.sum()), int(self.covers(len(choice.is_key)).sum())
             share = f"{n / of:.2%}" if of else "none"
             parts.append(f"{n:,} key tokens of {choice.name}, {share} of {of:,}")
         return "; ".join(parts)
+
+    def check_some(self) -> None:
+        """Raise ValueError if no text has a key token."""
+        if not any(choice.is_key.any() for choice in self.choices):
+            raise ValueError(
+                f"{self.chooser} must choose at least one key token, but it found "
+                f"{self.summary()}: tokens whose loss falls by more than {self.min_gain:g} nats, "
+                f"to less than {self.max_loss:g}, with {self.long.history:,} instead of "
+                f"{self.short.history:,} tokens before them. Try a shorter --near, a longer text "
+                "(--data), or a run that was trained longer"
+            )
 
     def facts(self) -> dict[str, Any]:
         """How the key tokens were chosen, except for the configuration of the run."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data.text.passkey import NoRoomError, Prompt, make_prompt
-from data.text.recall_tasks import KEYS, Task
+from data.text.recall_tasks import KEYS, Fact, Task
 from data.text.shards import TokenStream
 from data.text.tokenizer import TextTokenizer
 from evaluation.results import Row
@@ -53,11 +53,43 @@ class Trials:
         self, tokenizer: TextTokenizer, haystack: TokenStream, length: int, depth: float
     ) -> Iterator[Prompt]:
         """Yield the prompts of one length and depth."""
+        for first, facts in self._drawn(haystack, length, depth):
+            yield make_prompt(tokenizer, haystack.read(first, length), facts, length)
+
+    def least_length(self, tokenizer: TextTokenizer, haystack: TokenStream) -> int:
+        """Prompt length with room for all prompts, above the longest of `lengths` without.
+
+        Facts differ a little in tokens, and those of a prompt depend on its length.
+        """
+
+        def needed(length: int) -> int:
+            return max(
+                _tokens_of(tokenizer, facts)
+                for depth in self.depths
+                for _, facts in self._drawn(haystack, length, depth)
+            )
+
+        length = max((length for length in self.lengths if needed(length) > length), default=1)
+        while length <= len(haystack) and (more := needed(length)) > length:
+            length = more
+        return length
+
+    def _drawn(
+        self, haystack: TokenStream, length: int, depth: float
+    ) -> Iterator[tuple[int, list[Fact]]]:
+        """Yield the start of the filler text in the haystack, and the facts, of each prompt."""
         for number in range(self.n):
             rng = np.random.default_rng((self.seed, length, round(1000 * depth), number))
             first = int(rng.integers(0, len(haystack) - length + 1))
-            facts = self.task.draw(rng, [depth, *self.task.random_depths(rng, self.others)])
-            yield make_prompt(tokenizer, haystack.read(first, length), facts, length)
+            yield first, self.task.draw(rng, [depth, *self.task.random_depths(rng, self.others)])
+
+
+def _tokens_of(tokenizer: TextTokenizer, facts: Sequence[Fact]) -> int:
+    """Tokens of a prompt that are not filler text: all sentences, one question, its answer."""
+    asked = facts[0]
+    texts = [text for fact in facts for _, text in fact.sentences]
+    n_tokens = sum(len(tokenizer.encode(text)) for text in (*texts, asked.question, asked.answer))
+    return n_tokens - len(tokenizer.encode("."))  # a prompt ends before the answer's full stop
 
 
 @torch.no_grad()
@@ -140,6 +172,15 @@ def _accuracy(n_found: int, n_prompts: int) -> Row:
     """Counts of an accuracy, with its 95% interval."""
     low, high = wilson(n_found / n_prompts, n_prompts)
     return {"found": n_found, "of": n_prompts, "low": low, "high": high}
+
+
+def lengths_that_fit(rows: Sequence[Row]) -> list[Row]:
+    """Rows of the lengths that were measured at all depths, or of the longest if there is none."""
+    partial = {row["length"] for row in rows if row["of"] is None}
+    longest = max(row["length"] for row in rows)
+    return [row for row in rows if row["length"] not in partial] or [
+        row for row in rows if row["length"] == longest
+    ]
 
 
 def by_length(rows: Sequence[Row]) -> list[Row]:

@@ -50,11 +50,6 @@ from evaluation.sums import MIN_HISTORY_SHARE
 
 RESULT, REPORT = "evaluation.json", "report.md"
 
-NO_KEY_TOKENS = (
-    "Not computed: a run that is not compared must choose the key tokens. Pass another seed of a "
-    "model with the longest context (--key-tokens RUN), or several seeds of every model."
-)
-
 BINNED = {  # title and first column of each table
     "chunk_position": ("By position in the chunk", "position"),
     "document_position": ("By position in the document", "tokens before"),
@@ -194,23 +189,15 @@ def losses_table(rows: list[Row], *, perplexity: str = "perplexity") -> str:
 
 
 def _key_section(result: dict[str, Any]) -> list[str]:
-    """Section on LongPPL, or the sentence that says how to get it."""
-    title = "## On key tokens: LongPPL"
-    if "key_tokens" not in result or not result["strided"]:  # missing in old results
+    """Section on LongPPL, if there is any. The summary has the reason if there is not."""
+    if not result.get("key"):  # missing in old results
         return []
-    if (key := result["key_tokens"]) is None:
-        return [title, NO_KEY_TOKENS]
-    if not result["key"]:
-        return [
-            title,
-            f"{key_sentence(key)} LongPPL is the perplexity on such tokens, of which there are "
-            "none: a shorter --near finds more.",
-        ]
+    key = result["key_tokens"]
     notes = f" Not scored on them: {', '.join(key['missing'])}." if key["missing"] else ""
     if any(None in row["nats_interval"] for row in result["key"]):
         notes += " They are in too few documents for intervals, so differences say little."
     return [
-        title,
+        "## On key tokens: LongPPL",
         f"{key_sentence(key)} LongPPL is the perplexity on these tokens, which are the same in all "
         f"rows.{notes}",
         losses_table(result["key"], perplexity="LongPPL"),

@@ -24,6 +24,7 @@ from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts, total_cost
 from training.language.config import TrainConfig
+from training.language.stages import context_stages
 from training.metrics import read_evaluations, read_metrics
 from training.tasks import config_of
 
@@ -76,6 +77,18 @@ class Run:
         """N if the folder is NAME_seedN, because continued runs have other seeds; else run.seed."""
         match = _SEED.search(self.folder.resolve().name)
         return int(match[1]) if match else self.config.run.seed
+
+    @property
+    def trained_context(self) -> int:
+        """Longest context so far: with model.context_schedule, of the stages that have begun."""
+        config, step = self.config, self.progress.step
+        stages = context_stages(
+            config.model,
+            max_steps=config.optim.max_steps,
+            micro_batch_size=config.optim.micro_batch_size,
+        )
+        begun = [stage.context_length for stage in stages if stage.first_step < step]
+        return max(begun, default=config.model.context_length)  # imported weights have no step
 
 
 def open_run(folder: Path, checkpoint: Path | None = None) -> Run:

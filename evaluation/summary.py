@@ -1,5 +1,6 @@
 """Summary of an evaluation: the first table of its report, with a verdict for each model."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -8,6 +9,11 @@ from evaluation.markdown import dict_table, difference_cell, digits, is_known
 from evaluation.results import Row, cost_before
 from evaluation.statistics import MIN_DOCUMENTS
 from evaluation.sums import MIN_HISTORY_SHARE
+
+_NO_KEY_TOKENS = (
+    "not computed, as no run chose key tokens. Pass another seed of a model with the longest "
+    "context (--key-tokens RUN), or several seeds of every model, so that one is not compared."
+)
 
 
 def summary(result: dict[str, Any]) -> list[str]:
@@ -42,7 +48,7 @@ def summary(result: dict[str, Any]) -> list[str]:
             cells["verdict"] = _verdict(difference) if difference else "-"
         return cells
 
-    parts = [*_unfinished(result["runs"]), dict_table(map(line, models)).rstrip()]
+    parts = [*unfinished(result["runs"]), dict_table(map(line, models)).rstrip()]
     differences = {
         label: row["difference"] for label, row in scored.items() if row and row["difference"]
     }
@@ -51,7 +57,21 @@ def summary(result: dict[str, Any]) -> list[str]:
         parts.append(f"{explanation} {cut_into_parts(result['data'])}".rstrip())
     if key:
         parts.append(f"LongPPL: perplexity on key tokens. {key_sentence(result['key_tokens'])}")
+    elif reason := _why_no_long_ppl(result):
+        parts.append(f"LongPPL: {reason}")
     return parts
+
+
+def _why_no_long_ppl(result: dict[str, Any]) -> str | None:
+    """Reason why a result with identical tokens has no LongPPL, and the remedy; None otherwise."""
+    if "key_tokens" not in result or not result["strided"] or result["key"]:
+        return None  # old results have no key tokens
+    if (key := result["key_tokens"]) is None:
+        return _NO_KEY_TOKENS
+    return (
+        f"not computed, as there are no key tokens. {key_sentence(key)} Choose them with a shorter "
+        "--near, or by a run that was trained longer."
+    )
 
 
 def key_sentence(key: Row) -> str:
@@ -119,16 +139,20 @@ def models_of(runs: list[Row]) -> dict[str, Row]:
     return models
 
 
-def _unfinished(runs: list[Row]) -> list[str]:
-    """Sentence that lists models that were not trained to the end, if any."""
+def unfinished(runs: Iterable[Row]) -> list[str]:
+    """Sentence that lists models that were not trained to the end, if any.
+
+    Args:
+        runs: label, step and max_steps of each.
+    """
     # step 0 means imported weights, which were not trained here
-    unfinished = [
+    early = [
         f"{run['label']} (step {run['step']:,} of {run['max_steps']:,})"
         for run in runs
         if 0 < run["step"] < run.get("max_steps", 0)  # missing in old results
     ]
-    names = ", ".join(dict.fromkeys(unfinished))
-    return [f"Not trained to the end: {names}."] if unfinished else []
+    names = ", ".join(dict.fromkeys(early))
+    return [f"Not trained to the end: {names}."] if early else []
 
 
 def _verdict(difference: Row) -> str:

@@ -103,8 +103,8 @@ def stream(
         raise ValueError(
             f"a prompt of {tokens.shape[1]} tokens and {max_new_tokens} new ones make "
             f"{tokens.shape[1] + max_new_tokens}, more than model.context_length="
-            f"{context_length}: shorten the prompt, generate fewer, or let the window slide "
-            "instead of past_context=refuse."
+            f"{context_length}: shorten the prompt, generate fewer tokens, or let the window slide "
+            "with past_context='slide' (--past-context slide)."
         )
     if not 0.0 <= temperature < math.inf:
         raise ValueError(

@@ -158,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         how = plan, processes, args.corpora, args.batch_tokens, args.checkpoint
         if args.write_key_tokens is not None:
             key = choose_key_tokens(args.runs[0], *how)
+            key.check_some()
             if processes.is_main:
                 write_key_tokens(key, args.write_key_tokens)
                 print(f"wrote {args.write_key_tokens}: {key.summary()}")

@@ -48,7 +48,7 @@ from safetensors.torch import save_file
 from data.files import sync_folder, to_json, write_atomically
 from data.hf_folder import CONFIG, TOKENIZER, WEIGHTS
 from data.hub import upload
-from evaluation.model_card import model_card
+from evaluation.model_card import early_note, model_card
 from evaluation.runs import open_run
 from model.hf.config import config_to_hf, layout_for
 from model.hf.weights import DTYPES, state_to_hf
@@ -107,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.fsync(file.fileno())
     unfinished.rename(final)
     sync_folder(final.parent)
+    if note := early_note(run, run.folder.resolve().name):
+        print(note)
     print(f"wrote {folder}")
     if args.push_to_hub is not None:
         print(f"uploaded to {upload(final, args.push_to_hub, private=args.private)}")

@@ -20,6 +20,7 @@ to --out, or chains.json and chains.png.
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from training.command_line import (
@@ -45,7 +46,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add(
         "--lengths", type=int, nargs="+", metavar="TOKENS",
         help="prompt lengths (default: the run's context, a half, a quarter and an eighth of it, "
-        "if a key fits)",
+        "if its prompts fit)",
     )  # fmt: skip
     add(
         "--depths", type=float, nargs="+", default=[n / 10 for n in range(11)], metavar="SHARE",
@@ -71,13 +72,13 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-from data.text.passkey import tokens_of_fact
 from data.text.recall_tasks import KEYS, TASKS, Task, chains_in_order
+from data.text.shards import TokenStream
 from evaluation.markdown import dict_table
-from evaluation.passkey import Trials, by_length, draw, score
+from evaluation.passkey import Trials, by_length, draw, lengths_that_fit, score
 from evaluation.prompts import open_runs, precision_of
 from evaluation.results import Row, write_result
-from evaluation.runs import describe
+from evaluation.runs import Run, describe
 from evaluation.style import save
 from training.distributed import start_processes
 
@@ -97,35 +98,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         task = chains_in_order(args.order)
     others = task.others if args.others is None else args.others
     runs, haystack = open_runs(args.runs, args.checkpoint, args.data)
-    first, *_ = runs.values()  # all runs have the tokenizer of the text
-    least = (1 + others) * tokens_of_fact(task, first.tokenizer)
+    trials = Trials(
+        lengths=args.lengths or [max(run.config.model.context_length for run in runs.values())],
+        depths=args.depths,
+        n=args.trials,
+        others=others,
+        seed=args.seed,
+        task=task,
+    )
     found: dict[str, list[Row]] = {}
     results = []
     with start_processes(args.device) as processes:
         device = processes.device
         for label, run in runs.items():
-            trials = Trials(
-                lengths=args.lengths or default_lengths(run.config.model.context_length, least),
-                depths=args.depths,
-                n=args.trials,
-                others=others,
-                seed=args.seed,
-                task=task,
-            )
-            found[label] = [
+            context_length = run.config.model.context_length
+            lengths = args.lengths or [max(1, context_length // share) for share in SHARES]
+            rows = [
                 *score(
                     run.model.to(device),
                     run.tokenizer,
                     haystack,
-                    trials,
+                    replace(trials, lengths=lengths),
                     batch_tokens=args.batch_tokens,
                     context=precision_of(run, device),
                 )
             ]
+            found[label] = rows if args.lengths else lengths_that_fit(rows)
             results.append({"label": label, "rows": found[label], "about": describe(run)})
     if not any(by_length(rows) for rows in found.values()):
-        contexts = [run.config.model.context_length for run in runs.values()]
-        raise ValueError(nothing_fits(args.lengths, max(contexts), least))
+        raise ValueError(nothing_fits([*runs.values()], haystack, trials, args.lengths))
     args.out.mkdir(parents=True, exist_ok=True)
     settings = {"seed": args.seed, "others": others}
     if args.task == "chains":
@@ -137,35 +138,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"wrote {path} and {path.stem}.png")
 
 
-def default_lengths(context_length: int, least: int) -> list[int]:
-    """Tokens of prompts: an eighth, a quarter, a half and all of a context, from `least` on.
-
-    The whole context if it is shorter than `least`, so that the run has a line in the results.
-    """
-    lengths = [context_length // share for share in SHARES if context_length // share >= least]
-    return lengths or [context_length]
-
-
-def nothing_fits(lengths: Sequence[int] | None, longest: int, least: int) -> str:
+def nothing_fits(
+    runs: Sequence[Run], haystack: TokenStream, trials: Trials, lengths: Sequence[int] | None
+) -> str:
     """Message if no length fits any run.
 
     Args:
+        runs: the runs, which all have the tokenizer of the haystack.
+        haystack: source of the filler text.
+        trials: the prompts, of the longest context without `lengths`.
         lengths: --lengths, if given.
-        longest: longest context of the runs.
-        least: tokens that the sentences and the question take.
     """
+    models = [run.config.model for run in runs]
+    longest = max(model.context_length for model in models)
+    least = trials.least_length(runs[0].tokenizer, haystack)
+    bounded = [model.context_length for model in models if model.positions == "learned"]
+    remedies = ["a run with a longer context"]
     if lengths is None:
         given = f"the longest model.context_length={longest} must be at least {least}"
-        remedy = "a run with a longer context"
     else:
-        given = (
-            f"one of --lengths {' '.join(map(str, lengths))} must be at least {least}, and with "
-            f"learned positions at most {longest + 1} (model.context_length + 1)"
-        )
-        remedy = "other lengths, a run with a longer context"
+        given = f"one of --lengths {' '.join(map(str, lengths))} must be at least {least}"
+        if bounded:
+            given += (
+                f", and with learned positions at most {max(bounded) + 1} (model.context_length + "
+                "1)"
+            )
+        if len(bounded) < len(runs):
+            remedies = ["longer --lengths"]
+        elif least <= max(bounded) + 1:
+            remedies = ["other --lengths"]
+    if trials.others:
+        remedies.append("fewer --others")
     return (
-        f"{given}: the hidden sentences and the question take {least} tokens. Choose {remedy}, or "
-        "fewer --others"
+        f"{given}: the hidden sentences and the question take up to {least} tokens. Choose "
+        f"{' or '.join(remedies)}"
     )
 
 
@@ -187,15 +193,26 @@ def table_of(runs: dict[str, list[Row]], task: Task = KEYS) -> str:
             lines[label, row["length"]] |= {
                 task.found: f"{row['found'] / row['of']:.1%} "
                 f"({row['low']:.1%} to {row['high']:.1%})",
-                "depth of most misses": f"{_worst(rows, row['length']):.0%}",
+                "depth of most misses": _worst(rows, row["length"]),
             }
     return dict_table(lines.values())
 
 
-def _worst(rows: Sequence[Row], length: int) -> float:
-    """Return the depth at which the fewest keys are found; if several, the first."""
-    measured = (row for row in rows if row["length"] == length and row["of"] is not None)
-    return min(measured, key=lambda row: row["found"] / row["of"])["depth"]
+def _worst(rows: Sequence[Row], length: int) -> str:
+    """Depth at which the fewest keys are found, the first of several; "all" if all are equal.
+
+    A dash if there is no miss.
+    """
+    shares = {
+        row["depth"]: row["found"] / row["of"]
+        for row in rows
+        if row["length"] == length and row["of"] is not None
+    }
+    if min(shares.values()) == 1:
+        return "-"
+    if len(shares) > 1 and len(set(shares.values())) == 1:
+        return "all"
+    return f"{min(shares, key=shares.__getitem__):.0%}"
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from training.command_line import (
 )
 
 DISTANCES = (1024, 2048, 4096, 8192, 15_360)
+SHORT_DISTANCES = (64, 128, 256, 512)
+"""For contexts that none of DISTANCES fits."""
 LENGTHS = (64, 128, 256, 512)
 
 
@@ -36,13 +38,15 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add_checkpoint_option(parser)
     add(
-        "--distances", type=int, nargs="+", default=DISTANCES, metavar="TOKENS",
-        help="tokens from the start of the copy to that of the passage "
-        f"(default: {' '.join(map(str, DISTANCES))})",
+        "--distances", type=int, nargs="+", metavar="TOKENS",
+        help="tokens from the start of the copy to that of the passage (default: those of "
+        f"{' '.join(map(str, DISTANCES))} that fit a run, or else of "
+        f"{' '.join(map(str, SHORT_DISTANCES))})",
     )  # fmt: skip
     add(
-        "--lengths", type=int, nargs="+", default=LENGTHS, metavar="TOKENS",
-        help=f"tokens of the passages (default: {' '.join(map(str, LENGTHS))})",
+        "--lengths", type=int, nargs="+", metavar="TOKENS",
+        help=f"tokens of the passages (default: {' '.join(map(str, LENGTHS))}, up to the shortest "
+        "distance)",
     )  # fmt: skip
     add(
         "--passages", type=int, default=100, metavar="N",
@@ -60,7 +64,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 from evaluation.prompts import open_runs, precision_of
-from evaluation.repeats import Repeats, draw, score, table_of, tabulate
+from evaluation.repeats import TEXT_BEFORE, Repeats, draw, score, table_of, tabulate
 from evaluation.results import Row, write_result
 from evaluation.runs import describe
 from evaluation.style import save
@@ -70,12 +74,12 @@ from training.distributed import start_processes
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = options(argv)
-    repeats = Repeats(
-        distances=args.distances, lengths=args.lengths, n=args.passages, seed=args.seed
-    )
     runs, stream = open_runs(args.runs, args.checkpoint, args.data)
     stream.verify()
     longest = max(run.config.model.context_length for run in runs.values())
+    distances = args.distances or default_distances(longest, args.lengths or LENGTHS[:1])
+    lengths = args.lengths or [n for n in LENGTHS if n <= min(distances)] or LENGTHS
+    repeats = Repeats(distances=distances, lengths=lengths, n=args.passages, seed=args.seed)
     passages = repeats.passages(stream, longest)
     rows: dict[str, list[Row]] = {}
     with start_processes(args.device) as processes:
@@ -108,6 +112,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"95% intervals over {units}"
     )
     print(f"wrote {args.out / 'repeats.json'} and repeats.png")
+
+
+def default_distances(context_length: int, lengths: Sequence[int]) -> Sequence[int]:
+    """Default distances that fit a context and these lengths of passages.
+
+    If none fits, the shortest ones: they are refused with the context that they need.
+    """
+    for distances in (DISTANCES, SHORT_DISTANCES):
+        longest = context_length + 1 - TEXT_BEFORE - min(lengths)
+        if fitting := [n for n in distances if max(lengths) <= n <= longest]:
+            return fitting
+    return SHORT_DISTANCES
 
 
 if __name__ == "__main__":

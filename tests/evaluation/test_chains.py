@@ -119,6 +119,25 @@ def test_prepare_and_evaluate_commands(run, corpus, tmp_path, capsys) -> None:
     assert not (tmp_path / "out" / "passkey.json").exists()
 
 
+def test_the_length_in_the_message_is_the_least_that_has_room(run, tmp_path) -> None:
+    run("model.positions=rotary", "optim.max_steps=1", "optim.warmup_steps=0")
+    command = [
+        str(run.out_dir), "--task", "chains", "--trials", "3", "--depths", "0", "1",
+        "--out", str(tmp_path / "out"), "--device", "cpu", "--lengths",
+    ]  # fmt: skip
+    # no clause on learned positions
+    message = r"one of --lengths 300 must be at least (\d+): .* (\d+) tokens. Choose longer --len"
+    with pytest.raises(ValueError, match=message) as error:
+        passkey.main([*command, "300"])
+    least, again = re.search(message, str(error.value)).groups()
+    assert least == again
+    with pytest.raises(ValueError, match="must be at least"):
+        passkey.main([*command, str(int(0.97 * int(least)))])
+    passkey.main([*command, least])
+    (result,) = json.loads((tmp_path / "out" / "chains.json").read_text())["runs"]
+    assert [row["of"] for row in result["rows"]] == [3, 3]
+
+
 def test_an_order_of_keys_is_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="--order=box-first changes nothing with --task key"):
         passkey.main([str(tmp_path), "--order", "box-first"])

@@ -92,6 +92,26 @@ def test_a_file_gives_what_its_run_gives(train, result_of, corpus, other_corpus,
         assert pair["key"] == find(by_run["as_trained_key"], "long")["difference"]
 
 
+def test_another_near_than_that_of_a_file(train, result_of, tmp_path, small_gains, capsys):
+    """It is for controls. Without these it would change nothing."""
+    run, chooser = train("run", CONTEXT), train("chooser", CONTEXT, "run.seed=3", steps=4)
+    file = tmp_path / "key.npz"
+    arguments = (chooser, "--near", 32, "--device", "cpu", "--write-key-tokens", file)
+    evaluate.main([*map(str, arguments)])
+    unused = f"--near=16 does not change the key tokens of {file}, which have a short history of 32"
+    capsys.readouterr()
+    for modes in ((), ("--modes", "strided", "control")):
+        result = result_of(run, "--key-tokens", file, "--near", 16, *modes)
+        assert f"{unused} tokens: only control uses it\n" in capsys.readouterr().out
+        assert {row["near"] for row in result["control"] if row["control"] != "intact"} == {16}
+        assert result["key_tokens"]["short"] == 32
+    with pytest.raises(ValueError, match=f"{unused} tokens: leave --near out, or choose .*near 16"):
+        result_of(run, "--key-tokens", file, "--near", 16, "--modes", "strided", "cross")
+    for near in ((), ("--near", 32)):
+        result_of(run, "--key-tokens", file, "--modes", "strided", *near)
+    assert "--near" not in capsys.readouterr().out
+
+
 def test_files_round_trip(train, stream, tmp_path, small_gains):
     chooser = train("chooser", CONTEXT, steps=4)
     evaluate.main([str(chooser), "--device", "cpu", "--write-key-tokens", str(tmp_path / "a")])
@@ -113,7 +133,7 @@ def test_files_round_trip(train, stream, tmp_path, small_gains):
 
 
 def test_damaged_files_are_refused(train, tmp_path, small_gains):
-    chooser, file = train("chooser", CONTEXT, steps=1), tmp_path / "key.npz"
+    chooser, file = train("chooser", CONTEXT, steps=4), tmp_path / "key.npz"
     evaluate.main([str(chooser), "--device", "cpu", "--write-key-tokens", str(file)])
     whole = file.read_bytes()
     with np.load(file) as saved:
@@ -135,7 +155,7 @@ def test_damaged_files_are_refused(train, tmp_path, small_gains):
 
 
 def test_wrong_key_tokens_are_refused(train, corpus, other_corpus, tmp_path, small_gains):
-    short, long = train("short", steps=1), train("long", CONTEXT, steps=1)
+    short, long = train("short", steps=1), train("long", CONTEXT, steps=4)
     other = train("other", CONTEXT, "run.seed=5", steps=1)
     copy, file = shutil.copytree(long, tmp_path / "copy"), tmp_path / "key.npz"
     evaluate.main([*map(str, (long, "--near", 8, "--device", "cpu", "--write-key-tokens", file))])

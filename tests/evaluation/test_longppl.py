@@ -146,6 +146,43 @@ def test_no_default_if_the_short_history_is_too_long(train, result_of, capsys):
     assert "skipping LongPPL: --near=0 is the short history" in capsys.readouterr().out
 
 
+def test_the_summary_says_why_there_is_no_long_ppl(train, tmp_path, capsys):
+    short, long, other = (
+        train("short", steps=1),
+        train("long", CONTEXT, steps=1),
+        train("other", CONTEXT, "run.seed=5", steps=1),
+    )
+
+    def printed(*arguments):
+        capsys.readouterr()
+        evaluate.main([*map(str, arguments), "--device", "cpu", "--out", str(tmp_path / "out")])
+        lines = capsys.readouterr().out.splitlines()
+        report = (tmp_path / "out" / "report.md").read_text()
+        found = [line for line in lines if line.startswith("LongPPL: ")]
+        assert all(report.splitlines().count(line) == 1 for line in found)
+        return found
+
+    (line,) = printed(short, long)
+    assert line.startswith("LongPPL: not computed, as no run chose key tokens. Pass another seed")
+    (line,) = printed(short, long, "--key-tokens", other)  # by the paper's thresholds
+    assert line.startswith("LongPPL: not computed, as there are no key tokens. 0 of 896 tokens (0%")
+    assert "if other sees 64 instead of 32 tokens before them. Choose them with a shorter" in line
+    assert printed(short, "--modes", "chunk") == []
+
+
+def test_a_file_without_key_tokens_is_not_written(train, tmp_path):
+    run, file = train("run", CONTEXT, steps=1), tmp_path / "key.npz"
+    message = (
+        r"run must choose at least one key token, but it found 0 key tokens of shards, 0.00% of "
+        r"\d+: .* by more than 2 nats, to less than 2, with 64 instead of 8 tokens .* --near"
+    )
+    with pytest.raises(ValueError, match=message):
+        evaluate.main(
+            [*map(str, (run, "--near", 8, "--device", "cpu", "--write-key-tokens", file))]
+        )
+    assert not file.exists()
+
+
 def test_no_key_token_at_all(train, result_of):
     short, long, other = (
         train("short"),

@@ -5,16 +5,25 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from data.text.passkey import PasskeySource, make_prompt
+from data.text.passkey import NoRoomError, PasskeySource, make_prompt
 from data.text.prepare import prepare
-from data.text.recall_tasks import key
+from data.text.recall_tasks import CHAINS, KEYS, key
 from data.text.shards import TOKENIZER, TokenStream
 from data.text.sources import open_source
 from data.text.tokenizer import load_tokenizer
-from evaluation.passkey import Trials, answered_correctly, by_length, draw, score
+from evaluation.passkey import (
+    Trials,
+    answered_correctly,
+    by_length,
+    draw,
+    lengths_that_fit,
+    score,
+)
+from evaluation.results import Row
 from evaluation.runs import open_run
 from model.config import ModelConfig
 from model.generate import generate
@@ -215,10 +224,59 @@ def test_prepare_and_evaluate_commands(run, corpus, tmp_path, capsys) -> None:
     assert replace(opened.config.data).mix[0].path == str(taught)
 
 
-def test_default_lengths_leave_room_for_a_key() -> None:
-    assert passkey.default_lengths(1024, 68) == [128, 256, 512, 1024]
-    assert passkey.default_lengths(256, 68) == [128, 256]
-    assert passkey.default_lengths(64, 68) == [64]
+def rows_of(length: int, *found: int | None, n: int = 4) -> list[Row]:
+    """Rows of a length at depths 0, 0.5, 1; None was not measured."""
+    of = [None if number is None else n for number in found]
+    return [
+        {"length": length, "depth": i / 2, "found": found[i], "of": of[i]}
+        for i in range(len(found))
+    ]
+
+
+def test_default_lengths_are_those_that_fit_at_all_depths() -> None:
+    whole, partial, empty = rows_of(9, 1, 0, 2), rows_of(8, None, 0, 2), rows_of(7, *[None] * 3)
+    assert lengths_that_fit([*empty, *partial, *whole]) == whole
+    # so that the run has a line in the results
+    assert lengths_that_fit([*empty, *partial]) == partial
+
+
+@pytest.mark.parametrize(
+    ("found", "cell"),
+    [((3, 1, 2), "50%"), ((1, 3, 1), "0%"), ((0, 0, 0), "all"), ((2, 2, 2), "all"),
+     ((4, 4, 4), "-"), ((None, 2, None), "50%"), ((None, 4, None), "-")],
+)  # fmt: skip
+def test_the_depth_of_most_misses(found, cell) -> None:
+    rows = [
+        row | {"low": 0.0, "high": 1.0} for row in (*rows_of(100, *found), *rows_of(200, 0, 4, 4))
+    ]
+    lines = passkey.table_of({"run": rows}).splitlines()
+    assert [line.split(" | ")[-1] for line in lines[2:]] == [f"{cell} |", "0% |"]
+
+
+@pytest.mark.parametrize(("task", "others"), [(KEYS, 0), (KEYS, 5), (CHAINS, 4)])
+def test_the_least_length_has_room_for_all_prompts(tokenizer, haystack, task, others) -> None:
+    trials = Trials(lengths=[100], depths=[0.0, 0.5, 1.0], n=20, others=others, task=task)
+
+    def without_room(length: int) -> int:
+        """Number of prompts that do not fit."""
+        n = 0
+        for depth in trials.depths:
+            for number in range(trials.n):
+                rng = np.random.default_rng((0, length, round(1000 * depth), number))
+                rng.integers(0, len(haystack) - length + 1)
+                facts = task.draw(rng, [depth, *task.random_depths(rng, others)])
+                try:
+                    make_prompt(tokenizer, haystack.read(0, length), facts, length)
+                except NoRoomError:
+                    n += 1
+        return n
+
+    least = trials.least_length(tokenizer, haystack)
+    assert without_room(least) == 0 and without_room(int(0.97 * least)) > 0
+    # it is above lengths without room, even if those of a shorter one fit by chance
+    refused = max(length for length in range(least - 20, least + 20) if without_room(length))
+    above = replace(trials, lengths=[refused]).least_length(tokenizer, haystack)
+    assert above > refused and without_room(above) == 0
 
 
 @pytest.fixture(scope="module")
@@ -260,19 +318,21 @@ def test_lengths_that_do_not_fit_a_run_are_left_empty(
 
 
 @pytest.mark.parametrize(
-    ("lengths", "message"),
+    ("options", "message"),
     [
-        ([], r"the longest model.context_length=32 must be at least 1\d\d: .* a longer context"),
-        (["20", "34"], "one of --lengths 20 34 must be at least 1.*, and with learned positions at "
-                       "most 33 .*: .* Choose other lengths"),
+        ([], r"the longest model.context_length=32 must be at least 1\d\d: .* a longer context$"),
+        (["--lengths", "20", "34"],
+         "one of --lengths 20 34 must be at least 1.*, and with learned positions at most 33 .*: "
+         ".* Choose a run with a longer context$"),
+        (["--others", "1"], "context_length=32 must .* with a longer context or fewer --others$"),
     ],
 )  # fmt: skip
 def test_runs_that_cannot_be_measured_are_refused(
-    short_and_long, lengths, message, tmp_path
+    short_and_long, options, message, tmp_path
 ) -> None:
     with pytest.raises(ValueError, match=message):
         passkey.main([
             short_and_long[0], "--trials", "1", "--depths", "0", "--device", "cpu",
-            *(["--lengths", *lengths] if lengths else []), "--out", str(tmp_path),
+            *options, "--out", str(tmp_path),
         ])  # fmt: skip
     assert not any(tmp_path.iterdir())

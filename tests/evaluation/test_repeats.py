@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -266,3 +267,44 @@ def test_the_command_writes_a_table_and_a_picture(run, tmp_path, capsys) -> None
             assert row["gain"]["nats"] == pytest.approx(difference)
             assert row["gain"]["interval"][0] < row["gain"]["nats"] < row["gain"]["interval"][1]
     assert (out / "repeats.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("context", "options", "distances", "lengths"),
+    [
+        (1151, [], [1024], [64, 128, 256, 512]),
+        (4096, [], [1024, 2048], [64, 128, 256, 512]),
+        (1150, [], [64, 128, 256, 512], [64]),
+        (512, [], [64, 128, 256], [64]),
+        (191, [], [64], [64]),
+        (512, ["--lengths", "128", "100"], [128, 256], [128, 100]),
+        (512, ["--distances", "200"], [200], [64, 128]),
+        (4096, ["--distances", "600", "9999"], [600, 9999], [64, 128, 256, 512]),
+    ],
+)
+def test_defaults_fit_the_longest_run(monkeypatch, context, options, distances, lengths) -> None:
+    """Each default distance fits a context with the shortest passage at least."""
+    run = SimpleNamespace(config=SimpleNamespace(model=SimpleNamespace(context_length=context)))
+    stream = SimpleNamespace(verify=lambda: None)
+    monkeypatch.setattr(command, "open_runs", lambda *_: ({"run": run}, stream))
+
+    class Chosen(Exception):  # noqa: N818
+        """Raised with the distances and lengths instead of drawing passages."""
+
+    def passages(self, *_):
+        raise Chosen(self)
+
+    monkeypatch.setattr(Repeats, "passages", passages)
+    with pytest.raises(Chosen) as chosen:
+        command.main(["run", *options])
+    (repeats,) = chosen.value.args
+    assert [*repeats.distances] == distances and [*repeats.lengths] == lengths
+    fitting = {distance for distance, _ in repeats.cells(context)}
+    assert fitting == {*distances} if "--distances" not in options else 9999 not in fitting
+
+
+def test_a_context_below_the_default_distances_is_refused(run, tmp_path) -> None:
+    run("optim.max_steps=1", "optim.warmup_steps=0")
+    message = "context_length=32 must be at least 191 for distance=64 and length=64. Choose shorter"
+    with pytest.raises(ValueError, match=message):
+        command.main([str(run.out_dir), "--device", "cpu", "--out", str(tmp_path / "out")])

@@ -185,6 +185,34 @@ def test_a_rotary_run_is_exported(run, tmp_path, options, model_type, architectu
     assert "| trained |" not in (tmp_path / "twice" / "README.md").read_text()
 
 
+def test_an_unfinished_run_is_exported_as_such(run, tmp_path, capsys):
+    """Steps 0 to 3 have a context of 8 tokens, and 4 to 7 one of 32."""
+    schedule = "model.context_schedule=[[8,0.5],[32,0.5]]"
+    run("model.positions=rotary", schedule, "run.save_every=1", "run.keep_last=9")
+
+    def export(step):
+        capsys.readouterr()
+        folder = tmp_path / f"hf{step}"
+        export_hf.main([str(run.out_dir), str(folder), "--checkpoint", str(step)])
+        return capsys.readouterr().out, (folder / "README.md").read_text()
+
+    early = "Not trained to the end: {} (step 4 of 8). The longest context in training was 8 of 32 "
+    printed, card = export(4)
+    assert early.format("run") in printed.splitlines()[0]
+    assert f"\n\n{early.format('hf4')}" in card and str(tmp_path) not in card
+    assert "| context | 32 tokens, of which 8 were trained |" in card
+    assert "nats per token, with 32 tokens of context |" in card
+
+    printed, card = export(5)  # one step with the longest context
+    assert printed.splitlines()[0] == "Not trained to the end: run (step 5 of 8)."
+    assert "\nNot trained to the end: hf5 (step 5 of 8).\n" in card
+    assert "| context | 32 tokens |" in card
+
+    printed, card = export(8)
+    assert printed == f"wrote {tmp_path / 'hf8'}\n" and "Not trained" not in card
+    assert "instructions.\n\n```python" in card
+
+
 @pytest.mark.slow
 def test_lm_eval_scores_the_export(run, tmp_path):
     pytest.importorskip("lm_eval")

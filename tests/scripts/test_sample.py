@@ -65,7 +65,11 @@ def test_invalid_options_are_refused(train, capsys, tmp_path):
     latin.write_bytes("café".encode("latin-1"))
     capsys.readouterr()
     for options, message in (
-        (["--past-context", "refuse"], "make 20[0-9], more than model.context_length=32"),
+        (
+            ["--past-context", "refuse"],
+            "make 20[0-9], more than model.context_length=32: shorten .* with past_context='slide' "
+            r"\(--past-context slide\)",
+        ),
         (["--prompt-file", str(latin)], r"--prompt-file .*latin.txt must be UTF-8 text"),
         (["--prompt", "some text", "--top-k", "0"], "top_k=0 must be"),
         (["--prompt", "a\udcff"], r"--prompt='a\\udcff' is not UTF-8"),
@@ -80,6 +84,11 @@ def test_invalid_options_are_refused(train, capsys, tmp_path):
             sample.main([str(folder)])
     with pytest.raises(FileNotFoundError, match="has no checkpoint yet. Train it first"):
         sample.main([str(tmp_path)])
+    for name in ("nowhere", "prompt.txt"):
+        (tmp_path / "prompt.txt").touch()
+        message = f"{tmp_path}/{name} must be the folder of a run, but there is no such folder"
+        with pytest.raises(FileNotFoundError, match=message):
+            sample.main([str(tmp_path / name), "--checkpoint", "best"])
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 1}])

@@ -35,7 +35,8 @@ def find_checkpoint(run: Path, choice: str | int | None = None) -> Path:
             checkpoints, or a path; None for the newest.
 
     Raises:
-        FileNotFoundError: there is no such checkpoint. The error names those that exist.
+        FileNotFoundError: there is no such run or checkpoint. The error names the checkpoints
+            that exist.
     """
     existing = checkpoints(run)
     chosen = existing[-1] if existing else None
@@ -49,6 +50,11 @@ def find_checkpoint(run: Path, choice: str | int | None = None) -> Path:
         chosen = next((folder for folder in folders if is_present(folder / STATE)), None)
     if chosen is not None:
         return chosen
+    if not run.is_dir():
+        raise FileNotFoundError(
+            f"{run} must be the folder of a run, but there is no such folder. Pass the run.out_dir "
+            "of a training"
+        )
     if not existing:
         raise FileNotFoundError(f"{run} has no checkpoint yet. Train it first with train.py")
     names = ", ".join(folder.name for folder in existing)

@@ -20,8 +20,8 @@ NAMES = ("--models", "short", "long", "--seeds")
 def choose(train, corpus, other_corpus, tmp_path, small_gains):
     """Function that lets a run choose key tokens of both corpora, and returns the file."""
 
-    def choose(name="chooser", folder=None, data=(corpus, other_corpus), steps=6):
-        folder = folder or train(name, "model.context_length=64", "run.seed=9", steps=steps)
+    def choose(name="chooser", folder=None, data=(corpus, other_corpus)):
+        folder = folder or train(name, "model.context_length=64", "run.seed=9", steps=6)
         file = tmp_path / f"{name}.npz"
         options = ("--near", 32, "--device", "cpu", "--write-key-tokens", file)
         evaluate.main([*map(str, (folder, "--data", *data, *options))])
@@ -126,7 +126,7 @@ def test_different_key_tokens_are_not_reported_together(tiny, choose, corpus, ca
 
 
 def test_wrong_key_tokens_are_refused_before_training(tiny, choose, corpus, other_corpus, tmp_path):
-    file = str(choose("elsewhere", data=(other_corpus,), steps=1))
+    file = str(choose("elsewhere", data=(other_corpus,)))
     with pytest.raises(ValueError, match=r"key tokens of birds \(.*must include shards"):
         tiny(*NAMES, "1", "--key-tokens", file)
     with pytest.raises(FileNotFoundError, match="--key-tokens=.*none does not exist"):
