@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.text.passkey import NoRoomError, Prompt, make_prompt
+from data.text.passkey import NoRoomError, Prompt, least_length, make_prompt
 from data.text.recall_tasks import KEYS, Fact, Task
 from data.text.shards import TokenStream
 from data.text.tokenizer import TextTokenizer
@@ -64,7 +64,7 @@ class Trials:
 
         def needed(length: int) -> int:
             return max(
-                _tokens_of(tokenizer, facts)
+                least_length(tokenizer, facts)
                 for depth in self.depths
                 for _, facts in self._drawn(haystack, length, depth)
             )
@@ -82,14 +82,6 @@ class Trials:
             rng = np.random.default_rng((self.seed, length, round(1000 * depth), number))
             first = int(rng.integers(0, len(haystack) - length + 1))
             yield first, self.task.draw(rng, [depth, *self.task.random_depths(rng, self.others)])
-
-
-def _tokens_of(tokenizer: TextTokenizer, facts: Sequence[Fact]) -> int:
-    """Tokens of a prompt that are not filler text: all sentences, one question, its answer."""
-    asked = facts[0]
-    texts = [text for fact in facts for _, text in fact.sentences]
-    n_tokens = sum(len(tokenizer.encode(text)) for text in (*texts, asked.question, asked.answer))
-    return n_tokens - len(tokenizer.encode("."))  # a prompt ends before the answer's full stop
 
 
 @torch.no_grad()

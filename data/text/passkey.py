@@ -76,8 +76,16 @@ def make_prompt(
     return Prompt(tokens, len(answer))
 
 
+def least_length(tokenizer: TextTokenizer, facts: Sequence[Fact], n_asked: int = 1) -> int:
+    """Tokens of a prompt without a haystack: all sentences, the questions and their answers."""
+    texts = [text for fact in facts for _, text in fact.sentences]
+    texts += [text for fact in facts[:n_asked] for text in (fact.question, fact.answer)]
+    # A prompt ends before the full stop of its answer.
+    return sum(len(tokenizer.encode(text)) for text in texts) - len(tokenizer.encode("."))
+
+
 def tokens_of_fact(task: Task, tokenizer: TextTokenizer) -> int:
-    """Tokens of a fact's sentences, its question and the answer."""
+    """Tokens of the example's sentences, its question and the answer."""
     sentences, question, answer = task.example
     texts = (*(text for _, text in sentences), question, answer)
     return sum(len(tokenizer.encode(text)) for text in texts)
@@ -149,7 +157,10 @@ class PasskeySource:
         most = min(max(least, length // (2 * self._one_fact)), self.task.most)
         n = int(least * (most / least) ** rng.random())
         facts = self.task.draw(rng, self.task.random_depths(rng, n))
-        prompt = make_prompt(self._tokenizer, stream.read(first, length), facts, length, n_asked=n)
+        haystack = stream.read(first, length)
+        # The facts of the shortest texts may be longer than the example, by which these are drawn.
+        length = max(length, least_length(self._tokenizer, facts, n))
+        prompt = make_prompt(self._tokenizer, haystack, facts, length, n_asked=n)
         eot = stream.manifest.tokenizer.eot_id
         return self._tokenizer.decode([t for t in prompt.tokens if t != eot]) + "."
 

@@ -48,7 +48,7 @@ class Task:
     others: int
     """Default number of distractors."""
     example: Fact
-    """Fact that is about as long as any other in tokens."""
+    """Typical fact, from whose tokens the lengths of training texts are chosen."""
     draw: Callable[[np.random.Generator, Sequence[float]], list[Fact]]
     """Draw facts with different names whose first sentences are at these depths."""
 

@@ -1,6 +1,7 @@
 """Recall tasks: sentences and their places, and prompts of pass keys that never change."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,6 +91,16 @@ def test_documents_of_keys_never_change(corpus, tokenizer, text) -> None:
         digits = rng.integers(10_000, 100_000, n)
         tokens = old_prompt(tokenizer, haystack, doors, digits, depths, length, n)
         assert document.text == tokenizer.decode([t for t in tokens if t != eot]) + "."
+
+
+def test_short_documents_have_room_for_facts_longer_than_the_example(corpus) -> None:
+    task = replace(CHAINS, example=chain(1, 1, 1, (0.0, 0.0), box_first=True))
+    source = PasskeySource(corpus, 100, longest=800, task=task)
+    for document in source.documents():
+        codes, boxes = dict(re.findall(CODE, document.text)), dict(re.findall(DOOR, document.text))
+        asked = re.findall(r"Which code opens door (\d+)\? .* is (\d+)\.", document.text)
+        assert len(asked) >= task.least
+        assert dict(asked) == {door: codes[box] for door, box in boxes.items()}
 
 
 def test_keys_have_five_digits_and_different_doors() -> None:
