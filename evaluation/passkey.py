@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.text.passkey import NoRoomError, Prompt, least_length, make_prompt
+from data.text.passkey import NoRoomError, Prompt, make_prompt
 from data.text.recall_tasks import KEYS, Fact, Task
 from data.text.shards import TokenStream
 from data.text.tokenizer import TextTokenizer
@@ -63,11 +63,14 @@ class Trials:
         """
 
         def needed(length: int) -> int:
-            return max(
-                least_length(tokenizer, facts)
-                for depth in self.depths
-                for _, facts in self._drawn(haystack, length, depth)
-            )
+            least = length
+            for depth in self.depths:
+                for first, facts in self._drawn(haystack, length, depth):
+                    try:
+                        make_prompt(tokenizer, haystack.read(first, length), facts, length)
+                    except NoRoomError as error:
+                        least = max(least, error.least)
+            return least
 
         length = max((length for length in self.lengths if needed(length) > length), default=1)
         while length <= len(haystack) and (more := needed(length)) > length:

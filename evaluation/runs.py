@@ -24,7 +24,6 @@ from training.classification.config import ClassifyConfig
 from training.config import RUN_CONFIG
 from training.environment import read_starts, total_cost
 from training.language.config import TrainConfig
-from training.language.stages import context_stages
 from training.metrics import read_evaluations, read_metrics
 from training.tasks import config_of
 
@@ -81,14 +80,9 @@ class Run:
     @property
     def trained_context(self) -> int:
         """Longest context so far: with model.context_schedule, of the stages that have begun."""
-        config, step = self.config, self.progress.step
-        stages = context_stages(
-            config.model,
-            max_steps=config.optim.max_steps,
-            micro_batch_size=config.optim.micro_batch_size,
-        )
+        step, stages = self.progress.step, self.config.stages
         begun = [stage.context_length for stage in stages if stage.first_step < step]
-        return max(begun, default=config.model.context_length)  # imported weights have no step
+        return max(begun, default=self.config.model.context_length)  # imported weights have no step
 
 
 def open_run(folder: Path, checkpoint: Path | None = None) -> Run:

@@ -6,7 +6,7 @@ are used for evaluation, documents for training. The tasks are those of data/tex
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,14 @@ VAL_EVERY = 100
 
 
 class NoRoomError(ValueError):
-    """A prompt is too short for its needles, questions and answers."""
+    """A prompt is too short for its needles, questions and answers, which take `least` tokens."""
+
+    def __init__(self, length: int, least: int) -> None:
+        super().__init__(
+            f"a prompt of {length} tokens has no room for needles, questions and answers, which "
+            f"take {least}: choose a longer one"
+        )
+        self.least = least
 
 
 class Prompt(NamedTuple):
@@ -62,10 +69,7 @@ def make_prompt(
     del answer[-len(tokenizer.encode(".")) :]
     room = length - sum(len(needle) for _, needle in needles) - len(questions) - len(answer)
     if room < 0:
-        raise NoRoomError(
-            f"a prompt of {length} tokens has no room for needles, questions and answers, which "
-            f"take {length - room}: choose a longer one"
-        )
+        raise NoRoomError(length, length - room)
     tokens: list[int] = []
     start = 0
     for depth, needle in sorted(needles, key=itemgetter(0)):  # stable: keeps the order of a fact
@@ -74,14 +78,6 @@ def make_prompt(
         start = position
     tokens += [*haystack[start:room].tolist(), *questions, *answer]
     return Prompt(tokens, len(answer))
-
-
-def least_length(tokenizer: TextTokenizer, facts: Sequence[Fact], n_asked: int = 1) -> int:
-    """Tokens of a prompt without a haystack: all sentences, the questions and their answers."""
-    texts = [text for fact in facts for _, text in fact.sentences]
-    texts += [text for fact in facts[:n_asked] for text in (fact.question, fact.answer)]
-    # A prompt ends before the full stop of its answer.
-    return sum(len(tokenizer.encode(text)) for text in texts) - len(tokenizer.encode("."))
 
 
 def tokens_of_fact(task: Task, tokenizer: TextTokenizer) -> int:
@@ -97,9 +93,10 @@ class PasskeySource:
 
     Lengths range from slightly more than a fact and its question to `longest` tokens. Each octave
     of lengths has the same total number of tokens. Depths are uniform. Facts and questions take at
-    most half of a text. The number of facts is log-uniform: each octave has the same number of
-    texts. Some documents are therefore easy, and long ones have many distances between fact and
-    question. Each document is a pure function of task, seed and number.
+    most half of a text, except in the shortest ones, which are lengthened if their facts need it.
+    The number of facts is log-uniform: each octave has the same number of texts. Some documents are
+    therefore easy, and long ones have many distances between fact and question. Each document is a
+    pure function of task, seed and number.
 
     Raises:
         ValueError: `longest` has no room for a haystack, no document is for validation, or the
@@ -157,10 +154,11 @@ class PasskeySource:
         most = min(max(least, length // (2 * self._one_fact)), self.task.most)
         n = int(least * (most / least) ** rng.random())
         facts = self.task.draw(rng, self.task.random_depths(rng, n))
-        haystack = stream.read(first, length)
-        # The facts of the shortest texts may be longer than the example, by which these are drawn.
-        length = max(length, least_length(self._tokenizer, facts, n))
-        prompt = make_prompt(self._tokenizer, haystack, facts, length, n_asked=n)
+        make = partial(make_prompt, self._tokenizer, stream.read(first, length), facts, n_asked=n)
+        try:
+            prompt = make(length)
+        except NoRoomError as error:  # these facts are longer than the example
+            prompt = make(error.least)
         eot = stream.manifest.tokenizer.eot_id
         return self._tokenizer.decode([t for t in prompt.tokens if t != eot]) + "."
 

@@ -168,9 +168,8 @@ class TrainConfig:
         """
         model, first = self.model, self.model.contexts[0]
         grows = model.context_length / first
-        if not model.context_schedule or self.run.init_from or model.rope_scaling == "none":
-            return []
-        if model.rope_factor == grows:
+        is_scaled = model.context_schedule and model.rope_scaling != "none"
+        if not is_scaled or self.run.init_from or model.rope_factor == grows:
             return []
         return [
             f"warning: model.rope_factor={model.rope_factor:g}, but contexts grow by {grows:g}, "
