@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
+from evaluation import repeats
 from evaluation.report import losses_table
 from evaluation.results import Row, read_result
 from evaluation.style import save
@@ -26,6 +27,7 @@ from experiments import fits, headline, provenance, same_losses
 from experiments.attention import features, hbm_bytes, host, pictures
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
+from experiments.harness import Result
 from experiments.lra import tables as lra
 from experiments.passkey import report as passkey
 from experiments.pathx import report as pathx
@@ -42,6 +44,9 @@ _DOCS = ("guide", "evaluation", "lra", "speed", "hopper", "scale", "reliability"
 PAGES = (Path("README.md"), *(Path(f"docs/{name}.md") for name in _DOCS))
 RESULTS = Path("docs/results")
 COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_training_gpt2_small_4k"}
+_BY_TOKENS = ("minutes", "minutes_131k", "hours", "billion")
+"""Budgets of Table 4, by training tokens."""
+_REPEATS = ("repeats_1k", "repeats")
 TEXT_TRIALS = (
     *("lra_rotary", "lra_pretrained", "lra_text/at_rest/lra_rotary"),
     *("lra_text/at_rest/lra_pretrained", "lra_text/at_rest_5e-4/lra_rotary"),
@@ -60,6 +65,15 @@ def _of(make: Callable[..., T], *names: str, **named: str) -> Callable[[], T]:
         return make(*results, **by_name)
 
     return bound
+
+
+def _gains(*results: Result) -> dict[str, list[Row]]:
+    """Rows of scripts.repeats by the name of the run and its training steps."""
+    return {
+        f"{run['label']}, {run['about']['step']:,} steps": run["rows"]
+        for result in results
+        for run in result["runs"]
+    }
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -99,10 +113,14 @@ TABLES: dict[str, Callable[[], str]] = {
         lambda result: losses_table(result["key"], perplexity="LongPPL"),
         "evaluation_long_ppl/evaluation",
     ),
+    "differences_by_tokens": _of(
+        by_tokens.differences_table, *(f"table4_{budget}" for budget in _BY_TOKENS)
+    ),
     "history_by_tokens": _of(
         by_tokens.history_table,
-        *(f"evaluation_{budget}/evaluation" for budget in ("minutes", "hours", "billion")),
+        *(f"evaluation_{budget}/evaluation" for budget in _BY_TOKENS),
     ),
+    "repeats": _of(lambda *results: repeats.table_of(_gains(*results)), *_REPEATS),
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),
     "passkey": _of(passkey.runs_table, "passkey"),
@@ -137,8 +155,9 @@ def _rows_of(draw: Callable[[list[Row]], T], name: str) -> Callable[[], T]:
 PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "context.png": _of(forest.draw, "table4_hours", "table4_minutes"),
     RESULTS / "context_by_tokens.png": _of(
-        by_tokens.draw, "table4_minutes", "table4_hours", "table4_billion"
+        by_tokens.draw, *(f"table4_{budget}" for budget in _BY_TOKENS)
     ),
+    RESULTS / "repeats.png": _of(lambda *results: repeats.draw(_gains(*results)), *_REPEATS),
     RESULTS / "passkey.png": _of(passkey.draw_runs, "passkey"),
     RESULTS / "attention_peers.png": _rows_of(pictures.draw_peers, "attention_peers"),
     RESULTS / "attention_hopper.png": _rows_of(pictures.draw_fastest, "attention_hopper"),

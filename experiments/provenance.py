@@ -7,9 +7,9 @@ from evaluation.results import Row
 from experiments.reports import table
 
 RESULTS = (
-    "table4_billion", "table4_hours", "table4_minutes", "evaluation_long_ppl/evaluation",
-    "table4_modern", "passkey",
-    "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed",
+    "table4_billion", "table4_hours", "table4_minutes", "table4_minutes_131k",
+    "evaluation_long_ppl/evaluation", "repeats", "repeats_1k", "table4_modern", "passkey", "pathx",
+    "lra", "lra_rotary", "lra_pretrained", "lra_speed",
     "pathfinder_baselines", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
     "train_speed_butterfly", "transformers_step", "registered_step", "first_step",
@@ -27,7 +27,9 @@ def provenance_table(**results: Mapping[str, Any]) -> str:
 
 
 def _line(name: str, result: Mapping[str, Any]) -> dict[str, str]:
-    runs: list[Row] = [run for run in result.get("runs", ()) if isinstance(run, dict)]
+    runs: list[Row] = [
+        run.get("about", run) for run in result.get("runs", ()) if isinstance(run, dict)
+    ]
     environments = [start for run in runs for start in run["starts"]] or [result["environment"]]
 
     def distinct(field: str) -> str:

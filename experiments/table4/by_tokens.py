@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from evaluation.markdown import difference_cell, digits
+from evaluation.markdown import difference_cell, digits, with_interval
 from evaluation.results import Row
 from evaluation.style import COLOURS
 from experiments.harness import Result
@@ -92,6 +92,27 @@ def fit(points: Sequence[Point]) -> Fit | None:
     draws = np.random.default_rng(0).normal(nats, sigma, (_DRAWS, len(points)))
     lines = np.polyfit(log_tokens, np.vstack([nats, draws]).T, deg=1, w=1 / sigma)
     return Fit(lines.T)
+
+
+def differences_table(*results: Result) -> str:
+    """Markdown table: the difference of each pair, nats per token, in each result."""
+    return table(map(_difference_cells, results))
+
+
+def _difference_cells(result: Result) -> dict[str, str]:
+    of_pairs = {name: points([result], pair) for pair, (name, _) in LINES.items()}
+    first = next(point for found in of_pairs.values() for point in found)
+    return {
+        "training tokens": tokens_text(first.tokens),
+        "tokens a step": f"{first.batch_tokens:,}",
+        "steps": f"{first.tokens / first.batch_tokens:,.0f}",
+        **{
+            f"{name}, minus 1K, nats": with_interval(found[0].nats, (found[0].low, found[0].high))
+            if found
+            else "-"
+            for name, found in of_pairs.items()
+        },
+    }
 
 
 def history_table(*evaluations: Result) -> str:

@@ -54,6 +54,14 @@ def test_points_are_those_of_the_results(results):
             )
 
 
+def test_the_table_has_steps_and_leaves_out_what_was_not_trained():
+    *_, small, large = by_tokens.differences_table(
+        result("minutes", 117_964_800, 0.12), result("hours", 288_358_400, 0.05)
+    ).splitlines()
+    assert small == "| 118M | 32,768 | 3,600 | 0.1200 (0.1100 to 0.1300) | - |"
+    assert large == "| 288M | 131,072 | 2,200 | 0.0500 (0.0400 to 0.0600) | - |"
+
+
 def test_a_line_through_exact_points_crosses_zero_where_they_do():
     tokens = np.array([1e8, 3e8, 1e9])
     line = by_tokens.fit([at(x, 0.1 - 0.04 * np.log10(x / 1e8), 1e-6) for x in tokens])
