@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from glob import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
@@ -138,7 +138,11 @@ def _parse(argv: Sequence[str]) -> list[_Part]:
     for override in argv[1:]:
         key, equals, text = override.partition("=")
         if not equals or override.startswith(("-", "=")):
-            raise ConfigError(f"{override!r} must be key=value, for example optim.lr=3e-4")
+            options = ", or --help, --dry-run[=GPUS] or --print-config"
+            raise ConfigError(
+                f"{override!r} must be key=value, for example optim.lr=3e-4"
+                f"{options if override.startswith('-') else ''}"
+            )
         try:
             value = plain_yaml.parse(text).values
         except plain_yaml.YamlError as error:
@@ -228,6 +232,8 @@ def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
         must = f"{part.quote(key, value)} must be {setting.kind}"
         if isinstance(value, float) and value.is_integer() and "whole number" in must:
             must += ", without exponent or point" + ("" if part.source else f": {value:.0f}")
+        elif get_origin(setting.type) is list and not part.source:
+            must += f". It is: {setting.text}"
         elif current := in_words(key, value):
             must += f": {value} is now called {current}"
         elif setting.kind.startswith("text") and isinstance(value, (bool, int, float)):

@@ -42,7 +42,8 @@ class Plan:
             for value in values:
                 if not 1 <= value <= longest:
                     raise ValueError(
-                        f"{option}={value} must be from 1 to the longest context, {longest} tokens"
+                        f"{option}={value} must be from 1 to the longest context, {longest} "
+                        "tokens. Leave it out, or add a model of a longer context"
                     )
 
     def scorings(
