@@ -43,7 +43,7 @@ class Plan:
                 if not 1 <= value <= longest:
                     raise ValueError(
                         f"{option}={value} must be from 1 to the longest context, {longest} "
-                        "tokens. Leave it out, or add a model of a longer context"
+                        "tokens. Try a smaller number, or add a model of a longer context"
                     )
 
     def scorings(

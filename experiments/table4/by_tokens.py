@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from evaluation.markdown import difference_cell, digits, with_interval
+from evaluation.markdown import difference_cell, digits
 from evaluation.results import Row
 from evaluation.style import COLOURS
 from experiments.harness import Result
@@ -20,6 +20,7 @@ from experiments.table4.models import BUDGETS
 LINES = {
     ("4k", "1k"): ("4K from scratch", COLOURS[1]),
     ("1k_to_4k", "1k"): ("1K grows to 4K", COLOURS[0]),
+    ("1k_to_16k", "1k"): ("1K grows to 16K", COLOURS[2]),
 }
 """Name and colour of each pair of a model and its baseline."""
 
@@ -80,7 +81,10 @@ def points(results: Sequence[Result], pair: tuple[str, str]) -> list[Point]:
 
 
 def fit(points: Sequence[Point]) -> Fit | None:
-    """Fit a line to points of the same batch size; None if they are fewer than three.
+    """Fit a line to points of the same batch size.
+
+    None if they are fewer than three, or if the line misses an interval: then they are not on a
+    line, or differ by chance more than the intervals say.
 
     Other lines are fitted to draws from the intervals, as if those were normal and independent.
     """
@@ -91,7 +95,8 @@ def fit(points: Sequence[Point]) -> Fit | None:
     log_tokens = np.log([point.tokens for point in points])
     draws = np.random.default_rng(0).normal(nats, sigma, (_DRAWS, len(points)))
     lines = np.polyfit(log_tokens, np.vstack([nats, draws]).T, deg=1, w=1 / sigma)
-    return Fit(lines.T)
+    misses = np.abs(np.polyval(lines[:, 0], log_tokens) - nats) > 1.96 * sigma
+    return None if misses.any() else Fit(lines.T)
 
 
 def differences_table(*results: Result) -> str:
@@ -100,18 +105,15 @@ def differences_table(*results: Result) -> str:
 
 
 def _difference_cells(result: Result) -> dict[str, str]:
-    of_pairs = {name: points([result], pair) for pair, (name, _) in LINES.items()}
-    first = next(point for found in of_pairs.values() for point in found)
+    budget, found = BUDGETS[result["budget"]], differences(result)
+    rows = {name: found.get(pair) for pair, (name, _) in LINES.items()}
+    seeds = {row["seeds"] for row in rows.values() if row is not None}
     return {
-        "training tokens": tokens_text(first.tokens),
-        "tokens a step": f"{first.batch_tokens:,}",
-        "steps": f"{first.tokens / first.batch_tokens:,.0f}",
-        **{
-            f"{name}, minus 1K, nats": with_interval(found[0].nats, (found[0].low, found[0].high))
-            if found
-            else "-"
-            for name, found in of_pairs.items()
-        },
+        "training tokens": tokens_text(budget.steps * budget.batch_tokens),
+        "tokens a step": f"{budget.batch_tokens:,}",
+        "steps": f"{budget.steps:,}",
+        "seeds": ", ".join(map(str, sorted(seeds))),
+        **{f"{name}, minus 1K, nats": difference_cell(row) for name, row in rows.items()},
     }
 
 
