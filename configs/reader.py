@@ -232,7 +232,7 @@ def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
         must = f"{part.quote(key, value)} must be {setting.kind}"
         if isinstance(value, float) and value.is_integer() and "whole number" in must:
             must += ", without exponent or point" + ("" if part.source else f": {value:.0f}")
-        elif get_origin(setting.type) is list and not part.source:
+        elif get_origin(setting.type) is list:
             must += f". It is: {setting.text}"
         elif current := in_words(key, value):
             must += f": {value} is now called {current}"

@@ -68,7 +68,7 @@ def _of(make: Callable[..., T], *names: str, **named: str) -> Callable[[], T]:
 
 
 def _gains(*results: Result) -> dict[str, list[Row]]:
-    """Rows of scripts.repeats by the name of the run and its training steps."""
+    """Rows of scripts.repeats by model and training steps; a run in several results is one."""
     return {
         f"{run['label']}, {run['about']['step']:,} steps": run["rows"]
         for result in results

@@ -162,7 +162,7 @@ def _row(rows: Sequence[Row], label: str, **wanted: object) -> Row:
 def draw(*results: Result) -> Figure:
     """Draw each pair over training tokens; open marks have smaller steps than filled ones.
 
-    A fit is to the largest steps, and dashed beyond the measurements.
+    A fit, if there is one, is to the largest steps, and dashed beyond the measurements.
     """
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.subplots()

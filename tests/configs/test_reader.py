@@ -86,6 +86,7 @@ def test_command_line_wins_over_the_file():
         (["optim.lr=1"], "name a configuration first"),
         (["configs/none.yaml"], "configs/none.yaml is not a file"),
         ([QUICKSTART, "model.n_layers=4"], "model.n_layers is not .*mean model.n_layer?"),
+        ([QUICKSTART, "--optim.lr=1"], "must be key=value"),
         ([QUICKSTART, "--dryrun"], r"'--dryrun' must be key=value, .* or --help, --dry-run\["),
         ([QUICKSTART, "optim.lr"], "'optim.lr' must be key=value"),
         ([QUICKSTART, "optim.betas=[0.9,{a: [0.1]"], "'optim.betas=.*' must have YAML after"),
