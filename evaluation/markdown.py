@@ -44,10 +44,13 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def dict_table(rows: Iterable[Mapping[str, str]]) -> str:
-    """Format a Markdown table from one or more dictionaries with the same keys."""
+def dict_table(rows: Iterable[Mapping[str, str]], missing: str = "") -> str:
+    """Format rows by column as a Markdown table; `missing` fills cells that a row lacks."""
     rows = list(rows)
-    return markdown_table(list(rows[0]), [list(row.values()) for row in rows])
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    return markdown_table(
+        columns, ([row.get(column, missing) for column in columns] for row in rows)
+    )
 
 
 def with_interval(mean: float | None, interval: Sequence[float | None]) -> str:

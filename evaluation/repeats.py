@@ -218,17 +218,18 @@ def _numbers(value: Estimate) -> Row:
 
 
 def table_of(runs: Mapping[str, Sequence[Row]]) -> str:
-    """Format the gains as Markdown: a line per run and length, a column per distance."""
+    """Format the gains as Markdown: a line per run and length, a column per distance of any run."""
+    distances = sorted({row["distance"] for rows in runs.values() for row in rows})
+    empty = {f"gain at {distance:,}": "" for distance in distances}
     lines: dict[tuple[str, int], dict[str, str]] = {}
     for label, rows in runs.items():
         for row in rows:
             line = lines.setdefault(
-                (label, row["length"]), {"run": label, "passage": f"{row['length']:,}"}
+                (label, row["length"]), {"run": label, "passage": f"{row['length']:,}", **empty}
             )
-            gain = row["gain"]
-            line[f"gain at {row['distance']:,}"] = (
-                "" if gain is None else with_interval(gain["nats"], gain["interval"])
-            )
+            if row["gain"] is not None:
+                gain = with_interval(row["gain"]["nats"], row["gain"]["interval"])
+                line[f"gain at {row['distance']:,}"] = gain
     return dict_table(lines.values())
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from experiments.reports import table
+from evaluation.markdown import dict_table
 from model.flops import hours_at
 from training.dry_run import (
     CLOCKS,
@@ -48,7 +48,7 @@ def fits_table() -> str:
                 **times,
             }
         )
-    return table(rows)
+    return dict_table(rows)
 
 
 def _order(config: TrainConfig) -> tuple[bool, int, int]:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
 from experiments.attention.report import fastest
 from experiments.harness import Result
 from experiments.pathx.report import best_guess
 from experiments.pathx.stages import DENSE, SPARSE
-from experiments.reports import table, tokens_text
+from experiments.reports import tokens_text
 from experiments.table4.forest import differences
 
 Results = Mapping[str, Result]  # by file name
@@ -59,7 +60,7 @@ def headline(**results: Result) -> str:
 
 def results_table(**results: Result) -> str:
     """Build the table of all `LINES` from the results that `RESULTS` names."""
-    return table(
+    return dict_table(
         {
             "question": f"[{line.question}](docs/{line.page})",
             "Papilio": ours,

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
-from experiments.reports import table
 
 RESULTS = (
     "table4_billion", "table4_hours", "table4_minutes", "table4_minutes_131k",
-    "evaluation_long_ppl/evaluation", "repeats", "repeats_1k", "table4_modern", "passkey", "pathx",
-    "lra", "lra_rotary", "lra_pretrained", "lra_speed",
+    "evaluation_long_ppl/evaluation",
+    "repeats", "repeats_minutes_131k_1k", "repeats_1k", "repeats_billion",
+    "table4_modern", "passkey", "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed",
     "pathfinder_baselines", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
     "train_speed_butterfly", "transformers_step", "registered_step", "first_step",
@@ -23,7 +24,7 @@ RESULTS = (
 
 def provenance_table(**results: Mapping[str, Any]) -> str:
     """One row per result; for trained runs, the environments in which they started."""
-    return table(_line(name, result) for name, result in results.items())
+    return dict_table(_line(name, result) for name, result in results.items())
 
 
 def _line(name: str, result: Mapping[str, Any]) -> dict[str, str]:

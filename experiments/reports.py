@@ -1,26 +1,16 @@
 """Parts of reports: table cells, display names, and the files next to a JSON result."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data.files import write_atomically
-from evaluation.markdown import markdown_table
 from evaluation.style import save
 from experiments.harness import Command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def table(rows: Iterable[Mapping[str, str]], missing: str = "") -> str:
-    """Markdown table of rows by column; `missing` fills cells that a row lacks."""
-    rows = list(rows)
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    return markdown_table(
-        columns, ([row.get(column, missing) for column in columns] for row in rows)
-    )
 
 
 def display_name(contender: str) -> str:

@@ -98,9 +98,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.text.shards import Manifest
+from evaluation.markdown import dict_table
 from evaluation.results import Row
 from evaluation.runs import check_same_settings
-from experiments.reports import table
 from experiments.train_steps.tables import draw_losses, gaps_table, losses, losses_table
 from training.language.config import load_config
 from training.metrics import read_metrics
@@ -237,7 +237,7 @@ def gaps(losses: dict[str, list[float]]) -> list[Row]:
 
 def sharing_table(result: Result) -> str:
     """Markdown table of the gap of each configuration to one GPU, in thousandths of a nat."""
-    return table(
+    return dict_table(
         {
             "configuration": row["way"].replace("context", "context parallel"),
             "mean gap, mnat": f"{1e3 * row['mean']:.2f}",

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
 from experiments.attention.cases import DROPOUT_SEED, Case, make_tensors
-from experiments.reports import table
 from experiments.timing import gpu_ms
 from kernels import flash_attention
 from kernels.testing import relative_error
@@ -100,7 +100,7 @@ def features_table(result: Row) -> str:
             line[f"{part} / no option"] = f"{ms / ms_plain:.2f}"
             line[f"{part}, portable / default"] = f"{row[f'portable_{part}_ms'] / ms:.2f}"
         lines.append(line)
-    return table(lines)
+    return dict_table(lines)
 
 
 def print_last(rows: list[Row]) -> None:

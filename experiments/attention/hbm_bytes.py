@@ -32,11 +32,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
 from evaluation.style import PLAIN
 from experiments.attention.cases import Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS, PORTABLE
-from experiments.reports import display_name, table
+from experiments.reports import display_name
 from experiments.style import OUR_SPARSE, OURS
 from kernels.options import AttentionOptions, with_mask
 from kernels.triton.tuning import backward_dkdv_tiles, backward_dq_tiles, forward_tiles
@@ -233,7 +234,7 @@ def text(rows: list[Row]) -> str:
     paper = ", ".join(f"{name} {gb} GB" for name, gb in PAPER_GB.items())
     return (
         "HBM traffic in GB: T 1,024, batch 64, 16 heads of 64, fp16, not causal\n\n"
-        f"{table(line(row, part) for row in rows for part in PARTS)}\n"
+        f"{dict_table(line(row, part) for row in rows for part in PARTS)}\n"
         f"paper, forward and backward on an A100: {paper}"
     )
 

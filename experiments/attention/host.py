@@ -28,10 +28,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
 from experiments.attention.cases import Attention, Case, Sparsity, Tensors, make_tensors
 from experiments.attention.peers import CONTENDERS, PORTABLE, UnsupportedError, registered, sdpa
-from experiments.reports import display_name, table
+from experiments.reports import display_name
 from experiments.timing import cpu_seconds, in_turns
 from kernels.ops import IMPLEMENTATIONS
 from kernels.options import AttentionOptions
@@ -156,7 +157,7 @@ def host_table(result: Row) -> str:
         "forward and backward, us": "both_us",
         "both, per call of 12 in a row, us": "in_row_us",
     }
-    return table(
+    return dict_table(
         {"call": row["call"], "implementation": display_name(row["name"])}
         | {head: f"{row[key]:.0f}" if key in row else "" for head, key in columns.items()}
         for row in result["rows"]

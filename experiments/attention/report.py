@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
-from experiments.reports import display_name, table
+from experiments.reports import display_name
 
 PASSES = ("forward", "backward")
 
@@ -157,7 +158,7 @@ def dense_table(result: Row) -> str:
         if row["mask"] == "dense":
             line = lines.setdefault(dense_problem(row), _problem(row))
             line[display_name(row["name"])] = _both(row, "tflops", ".0f")
-    return table(line for line in lines.values() if len(line) > 4)  # at least one peer
+    return dict_table(line for line in lines.values() if len(line) > 4)  # at least one peer
 
 
 def fastest(rows: list[Row]) -> list[Row]:
@@ -179,7 +180,7 @@ def direction_table(result: Row, *, direction: str) -> str:
         if row["name"] == "ours":
             ratio = _ratio(row, f"{direction}_over_best_peer", ".3f")
             lines[dense_problem(row)]["Papilio / best other"] = ratio
-    return table(lines.values())
+    return dict_table(lines.values())
 
 
 def repeatable_table(result: Row) -> str:
@@ -201,7 +202,7 @@ def repeatable_table(result: Row) -> str:
             if f"backward_over_{key}" in row:
                 line = lines[(*dense_problem(row), row["mask"])]
                 line[f"Papilio / {title}"] = _ratio(row, f"backward_over_{key}", ".2f")
-    return table(lines.values(), "-")
+    return dict_table(lines.values(), "-")
 
 
 def _ratio(row: Row, key: str, spec: str) -> str:
@@ -222,13 +223,13 @@ def butterfly_table(result: Row) -> str:
         if row["name"] == "ours" and "forward_over_proportional" in row:
             line["Papilio / (density x its dense time)"] = _both(row, "over_proportional", ".2f")
             line["best other / Papilio"] = _both(row, "over_best_peer", ".2f")
-    return table(line for line in lines.values() if len(line) > 4)  # at least one peer
+    return dict_table(line for line in lines.values() if len(line) > 4)  # at least one peer
 
 
 def mask_price_table(result: Row) -> str:
     """Overhead of a mask that hides nothing, or one block (--preset butterfly)."""
     overhead = "time / (density x dense time)"
-    return table(
+    return dict_table(
         _problem(row)
         | {"visible blocks": row["mask"], overhead: _both(row, "over_proportional", ".3f")}
         for row in result["rows"]
@@ -245,7 +246,7 @@ def blocks_table(result: Row) -> str:
         line[f"{display_name(row['name'])}, ms"] = _both(row, "ms", ".2f")
         if "forward_portable_over_ours" in row:
             line["portable / Papilio"] = _both(row, "portable_over_ours", ".2f")
-    return table(lines.values())
+    return dict_table(lines.values())
 
 
 def paper_table(result: Row) -> str:
@@ -263,7 +264,7 @@ def paper_table(result: Row) -> str:
         if row["mask"] != "dense":
             line["speedup over dense"] = f"{row['speedup']:.1f}"
             line["paper's speedup"] = f"{row['paper_speedup']:.1f}"
-    return table(lines.values())
+    return dict_table(lines.values())
 
 
 def _problem(row: Row) -> dict[str, str]:

@@ -38,9 +38,10 @@ import numpy as np
 from data.arrays import load_npz
 from data.files import write_atomically
 from data.lra.store import Manifest
+from evaluation.markdown import dict_table
 from evaluation.statistics import wilson
 from experiments.contours.geometry import ALL, KNOWLEDGE, Endpoints, features, read_endpoints, views
-from experiments.reports import mean_text, table
+from experiments.reports import mean_text
 
 NETWORK = "all endpoint geometry, by a network"
 
@@ -131,7 +132,7 @@ def _both(endpoints: Endpoints, names: Sequence[str]) -> tuple[np.ndarray, np.nd
 def accuracies_table(result: dict[str, Any]) -> str:
     """Accuracies in percent, a column per size."""
     by_size = result["accuracies"].items()
-    return table(
+    return dict_table(
         {"accuracy, %": name}
         | {
             f"{size} x {size}": mean_text(shares[name], result["intervals"][size][name], 100)

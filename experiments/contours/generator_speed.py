@@ -23,7 +23,7 @@ import torch
 from data.pathfinder.generator import generate
 from data.pathfinder.parameters import DIFFICULTIES, Pathfinder
 from data.pathfinder.render import Renderer, pack
-from experiments.reports import table
+from evaluation.markdown import dict_table
 from experiments.timing import wall_seconds
 
 IMAGES = {32: 4000, 64: 200, 128: 300, 256: 2000}
@@ -65,12 +65,12 @@ def times_table(result: Mapping[str, Any]) -> str:
         n = row["size"]
         line = lines.setdefault(n, {"image size": f"{n} x {n}"})
         line[row["difficulty"]] = f"{row['ms_one_core']:.2f} ms"
-    return table(lines.values())
+    return dict_table(lines.values())
 
 
 def speeds_table(result: Mapping[str, Any]) -> str:
     """All speeds, a row per size and difficulty."""
-    return table(
+    return dict_table(
         {
             "size": f"{row['size']}",
             "difficulty": row["difficulty"],

@@ -42,13 +42,14 @@ from typing import Any
 import numpy as np
 
 from data.arrays import check_npy
+from evaluation.markdown import dict_table
 from evaluation.results import read_result
 from evaluation.statistics import wilson
 from experiments.classifier_runs import read_run_config
 from experiments.contours.baselines import read_predictions
 from experiments.contours.geometry import read_endpoints
 from experiments.contours.matching import match
-from experiments.reports import mean_text, table
+from experiments.reports import mean_text
 from training.classification.scoring import TEST_LOGITS
 from training.metrics import read_metrics
 
@@ -166,7 +167,7 @@ def accuracies(
 
 def classifiers_table(result: Mapping[str, Any]) -> str:
     """Scores of each run, and of the geometry classifiers on its pairs, in percent."""
-    return table(
+    return dict_table(
         {
             "classifier": row["run"] if name == "run" else f"geometry, {name}",
             "task": row["task"],
@@ -182,7 +183,7 @@ def classifiers_table(result: Mapping[str, Any]) -> str:
 
 def runs_table(result: Mapping[str, Any]) -> str:
     """Pairs that each run orders correctly, and pairs that the control does."""
-    return table(
+    return dict_table(
         {
             "run": Path(row["run"]).name,
             "accuracy, %": f"{100 * row['accuracy']['run']['accuracy']:.1f}",

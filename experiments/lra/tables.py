@@ -8,13 +8,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from evaluation.markdown import digits, markdown_table
+from evaluation.markdown import dict_table, digits, markdown_table
 from evaluation.results import Row
 from evaluation.style import PLAIN
 from experiments.classifier_runs import display_description
 from experiments.harness import Result
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS
-from experiments.reports import interval_text, mean_text, table
+from experiments.reports import interval_text, mean_text
 from experiments.style import OUR_SPARSE, OURS, PAPER
 
 BASELINES = {
@@ -95,7 +95,7 @@ def _reference_title(model: str) -> str:
 
 def runs_table(result: Result) -> str:
     """Accuracy of each seed, both intervals, and the cost of training."""
-    return table(
+    return dict_table(
         {
             "task": TASKS[row["task"]].title,
             "attention": ATTENTIONS[row["attention"]],
@@ -134,13 +134,13 @@ def setup_table(result: Result) -> str:
         }
         for row in result["rows"]
     ]
-    return table({str(line): line for line in lines}.values())
+    return dict_table({str(line): line for line in lines}.values())
 
 
 def trials_table(*results: Result, task: str) -> str:
     """One task trained with several settings, one row each, in order of accuracy."""
     rows = [row for result in results for row in result["rows"] if row["task"] == task]
-    return table(
+    return dict_table(
         {
             "positions": display_description(row["positions"]),
             "training examples": display_description(row["changes"]),
@@ -153,7 +153,7 @@ def trials_table(*results: Result, task: str) -> str:
 
 def baselines_table(result: Result) -> str:
     """Accuracy of baselines that see only a part of each example."""
-    return table(
+    return dict_table(
         {
             "task": TASKS[task].title,
             "baseline sees": BASELINES.get(name) or name.replace("_", " "),
@@ -190,7 +190,7 @@ def speed_table(speed: Mapping[str, Any]) -> str:
                 **{title: f"{mean['speedup'][name]:.2f}x" for name, title in ATTENTIONS.items()},
             }
         )
-    return table(lines)
+    return dict_table(lines)
 
 
 def _timed_title(row: Row) -> str:

@@ -3,6 +3,7 @@
 python -m experiments.passkey.report docs/results/passkey.json    # rewrite Markdown and picture
 """
 
+from evaluation.markdown import dict_table
 from experiments.reports import report_command
 
 command = report_command(__name__)  # before PyTorch is imported, which takes seconds
@@ -17,7 +18,7 @@ from evaluation.passkey import by_length, draw
 from evaluation.results import Row, read_result, write_result
 from experiments.harness import Result
 from experiments.passkey.attentions import ATTENTIONS
-from experiments.reports import publish, table
+from experiments.reports import publish
 from experiments.results import add_runs
 
 ASKED = Path("asked/passkey.json")
@@ -78,7 +79,7 @@ def runs_table(result: Result) -> str:
             **cells,
         }
 
-    return table(map(line, result["runs"]))
+    return dict_table(map(line, result["runs"]))
 
 
 def _share(of_context: Fraction) -> str:

@@ -3,6 +3,7 @@
 python -m experiments.pathx.report docs/results/pathx.json    # rewrite Markdown and picture
 """
 
+from evaluation.markdown import dict_table
 from experiments.reports import report_command
 
 command = report_command(__name__)  # before PyTorch is imported, which takes seconds
@@ -26,7 +27,7 @@ from experiments.classifier_runs import (
 )
 from experiments.harness import Result
 from experiments.pathx.stages import DENSE, SPARSE, STAGES
-from experiments.reports import mean_text, publish, table
+from experiments.reports import mean_text, publish
 from experiments.results import add_runs
 from training.metrics import read_metrics
 
@@ -108,7 +109,7 @@ def accuracy_table(result: Result) -> str:
     published = {
         name: paper[x.reference[0]][x.reference[1]] for name, x in STAGES.items() if x.reference
     }
-    return table(
+    return dict_table(
         {
             "model": STAGES[run["stage"]].title,
             "seed": str(run["seed"]),
@@ -123,7 +124,7 @@ def accuracy_table(result: Result) -> str:
 
 def runs_table(result: Result) -> str:
     """Steps, images and minutes of each stage and seed."""
-    return table(
+    return dict_table(
         {
             "stage": STAGES[run["stage"]].title,
             "seed": str(run["seed"]),
@@ -145,7 +146,7 @@ def baselines_table(result: Result) -> str:
     """Accuracy in percent of baselines that see the markers only, from contours.baselines."""
     by_size = result["accuracies"]
     by_title = {title: by_size[n] for n, title in BASELINE_SIZES.items() if n in by_size}
-    return table(
+    return dict_table(
         {
             "baseline sees": name,
             **{title: f"{100 * x[name]:.1f}" for title, x in by_title.items() if name in x},

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.reports import table
+from evaluation.markdown import dict_table
 
 _DISPLAYED = {
     "somebody's run": "untrusted run",
@@ -19,7 +19,7 @@ silent."""
 
 def reliability_table(result: Mapping[str, Any]) -> str:
     """Markdown table: one row per kind of fault, with the number of failures of each kind."""
-    return table(
+    return dict_table(
         {
             "fault": display_fault(row["what"]),
             "tries": str(row["tries"]),

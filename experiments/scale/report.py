@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
 from evaluation.style import COLOURS, PLAIN
-from experiments.reports import table
 from experiments.scale.cases import MASKS, case_of, long_case
 from experiments.scale.model import Growth, fit
 from kernels.limits import MIN_RING_TOKENS
@@ -52,7 +52,9 @@ def _steps(result: Row, part: str) -> pd.DataFrame:
 def _table(steps: pd.DataFrame, columns: dict[str, str]) -> str:
     """Markdown table of `columns`, which maps heads to `str.format` templates of cells."""
     rows = steps.to_dict("records")
-    return table({head: cell.format_map(row) for head, cell in columns.items()} for row in rows)
+    return dict_table(
+        {head: cell.format_map(row) for head, cell in columns.items()} for row in rows
+    )
 
 
 def _compare(steps: pd.DataFrame, base: pd.DataFrame, *same: str) -> pd.DataFrame:

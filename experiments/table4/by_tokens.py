@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from evaluation.markdown import difference_cell, digits
+from evaluation.markdown import dict_table, difference_cell, digits
 from evaluation.results import Row
 from evaluation.style import COLOURS
 from experiments.harness import Result
-from experiments.reports import table, tokens_text
+from experiments.reports import tokens_text
 from experiments.table4.forest import differences
 from experiments.table4.models import BUDGETS
 
@@ -101,7 +101,7 @@ def fit(points: Sequence[Point]) -> Fit | None:
 
 def differences_table(*results: Result) -> str:
     """Markdown table: the difference of each pair, nats per token, in each result."""
-    return table(map(_difference_cells, results))
+    return dict_table(map(_difference_cells, results))
 
 
 def _difference_cells(result: Result) -> dict[str, str]:
@@ -122,7 +122,7 @@ def history_table(*evaluations: Result) -> str:
 
     `evaluations` are results of `evaluation.tables.tabulate` for several budgets.
     """
-    return table(map(_history_cells, evaluations))
+    return dict_table(map(_history_cells, evaluations))
 
 
 def _history_cells(result: Result, label: str = "1k_to_4k", short: int = 1024) -> dict[str, str]:

@@ -3,6 +3,7 @@
 python -m experiments.table4.report out/table4_minutes/table4.json    # rewrite Markdown and picture
 """
 
+from evaluation.markdown import dict_table
 from experiments.reports import report_command
 
 command = report_command(__name__)  # before PyTorch is imported, which takes seconds
@@ -24,7 +25,7 @@ from evaluation.results import COST, Row, cost_before, read_result, write_result
 from evaluation.style import COLOURS, name_ends, save, styles_of
 from evaluation.summary import key_sentence
 from experiments.harness import Result
-from experiments.reports import publish, table, tokens_text
+from experiments.reports import publish, tokens_text
 from experiments.table4.questions import PAIRS, QUESTION_OF, by_pair
 
 PAPER = [
@@ -161,7 +162,7 @@ def markdown(result: Result) -> str:
 def models_table(result: Result) -> str:
     """Cost and perplexity of each model, from a result with a single corpus."""
     (models,) = result["rows"].values()
-    return table(
+    return dict_table(
         {
             name.removeprefix("training "): cell
             for name, cell in cells.items()
@@ -217,7 +218,7 @@ def _interval_kind(models: Sequence[Row]) -> str:
 def comparisons_table(comparisons: Sequence[Row]) -> str:
     """Each question with the differences that answer it, from `evaluation.tables.compare`."""
     has_key = any(row.get("key") for row in comparisons)  # not in old results
-    return table(
+    return dict_table(
         {
             "question": QUESTION_OF[row["label"], row["to_label"]].asks,
             "model": row["label"],
@@ -245,7 +246,7 @@ def answers_table(larger: Result, smaller: Result) -> str:
         for name, rows in (("larger", more), ("smaller", less))
         if any(row.get("key") for row in rows.values())
     }
-    return table(
+    return dict_table(
         {
             "question": QUESTION_OF[pair].asks,
             "model": pair[0],

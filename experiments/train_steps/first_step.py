@@ -38,8 +38,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data.text.shards import TokenStream
+from evaluation.markdown import dict_table
 from evaluation.results import Row
-from experiments.reports import table
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 CONTEXT, BATCH = 1024, 32
@@ -131,7 +131,7 @@ def medians(starts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def first_step_table(result: Row) -> str:
     """Markdown table of seconds to the end of the first step."""
-    return table(
+    return dict_table(
         {
             "trainer": row["name"],
             "caches": row["caches"],

@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
 from experiments.attention.peers import registered
-from experiments.reports import table
 from experiments.timing import in_turns, spread, wall_seconds
 from experiments.train_steps.transformers_step import SHAPE, Case, inputs_of, make_model
 
@@ -170,7 +170,7 @@ def check_losses(gaps: dict[str, float], title: str) -> None:
 def registered_table(result: Row) -> str:
     """Markdown table of speed and losses by backend."""
     choice = {r["model"]: r["step_s"] for r in result["rows"] if r["backend"] == CHOICE}
-    return table(
+    return dict_table(
         {
             "model": row["model"],
             "backend": row["backend"],

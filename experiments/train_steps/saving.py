@@ -25,8 +25,8 @@ from statistics import median
 import torch
 import torch.distributed.checkpoint as dcp
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
-from experiments.reports import table
 from experiments.timing import wall_seconds
 from experiments.train_steps.contenders import TOKENS_A_STEP, training_step
 from model.config import GPT2_SIZES, ModelConfig
@@ -102,7 +102,7 @@ DISPLAYED = {
 
 def saving_table(result: Row) -> str:
     """Markdown table of milliseconds by operation."""
-    return table(
+    return dict_table(
         {"operation": DISPLAYED[row["name"]], "ms": f"{1000 * row['seconds']:.0f}"}
         for row in result["rows"]
     )

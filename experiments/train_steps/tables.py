@@ -4,8 +4,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
-from experiments.reports import display_name, table
+from experiments.reports import display_name
 from experiments.style import OURS, PEERS
 
 PARTS: dict[str, str] = {
@@ -40,7 +41,7 @@ def speed_table(result: Row) -> str:
             "peak memory": f"{row['peak_gib']:.1f} GiB",
         }
 
-    return table(map(line, rows))
+    return dict_table(map(line, rows))
 
 
 def parts_table(result: Row) -> str:
@@ -63,7 +64,7 @@ def parts_table(result: Row) -> str:
             launches = f", {cost['launches']:.0f}" if cost["launches"] else ""
             line = lines.setdefault(PARTS.get(part) or part, {})
             line[name] = f"{cost['ms']:.1f}{launches}"
-    return table(
+    return dict_table(
         ({"part (ms, kernel launches)": part} | line for part, line in lines.items()), missing="-"
     )
 
@@ -77,7 +78,7 @@ def butterfly_table(result: Row) -> str:
     rows = result["rows"]
     dense = {r["context_length"]: r["tokens_per_s"] for r in rows if r["name"] == "ours"}
     shortest = dense[min(dense)]
-    return table(
+    return dict_table(
         {
             "context": f"{row['context_length']:,}",
             "attention": {"ours": "dense"}.get(row["name"], "butterfly"),
@@ -92,7 +93,7 @@ def butterfly_table(result: Row) -> str:
 
 def losses_table(**results: Row) -> str:
     """Runs on Papilio's attention and on PyTorch's, from `experiments.same_losses`, by context."""
-    return table(
+    return dict_table(
         {
             "context": context,
             "attention, run": _display_run(run),
@@ -119,7 +120,7 @@ def gaps_table(**results: Row) -> str:
         means = result["distances"][kind]
         return f"{means[name]:.4f} ({means['pairs']} pair{'s' * (means['pairs'] != 1)})"
 
-    return table(
+    return dict_table(
         {
             "context": context,
             "gap, nats": title,

@@ -47,8 +47,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evaluation.markdown import dict_table
 from evaluation.results import Row
-from experiments.reports import table
 from experiments.timing import spread, wall_seconds
 from kernels.for_transformers import register_with_transformers
 
@@ -186,7 +186,7 @@ def step_table(result: Row) -> str:
     rows = result["rows"]
     timed = [row for row in rows if "step_s" in row]
     sdpa = {row["case"]: row["step_s"] for row in timed if row["attention"] == "sdpa"}
-    return table(
+    return dict_table(
         {
             "tokens, mask": row["case"],
             "attention": row["attention"],

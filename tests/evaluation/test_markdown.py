@@ -2,7 +2,7 @@
 
 import pytest
 
-from evaluation.markdown import code, escape, escaped
+from evaluation.markdown import code, dict_table, escape, escaped
 
 OURS = ["1k_then_4k_seed1", "NVIDIA H100 80GB HBM3", "x86_64", "2.13.0+cpu", "window 1,024", "a/b"]
 
@@ -52,3 +52,11 @@ def test_a_command_can_be_copied():
 def test_all_texts_in_a_result_are_escaped():
     assert escaped({"<a>": ["<", 1, None, ("|",)]}) == {"<a>": ["&#60;", 1, None, ["&#124;"]]}
     assert len(escape("x" * 5000)) == 1000
+
+
+def test_columns_are_those_of_all_rows_and_a_lacking_cell_is_filled():
+    rows = [{"run": "a", "at 1": "x"}, {"run": "b", "at 2": "y"}]
+    header, line, a, b = dict_table(rows, missing="-").splitlines()
+    assert (header, line) == ("| run | at 1 | at 2 |", "| --- | --- | --- |")
+    assert (a, b) == ("| a | x | - |", "| b | - | y |")
+    assert dict_table(rows).splitlines()[2:] == ["| a | x |  |", "| b |  | y |"]

@@ -177,6 +177,10 @@ def test_a_model_gains_from_copies_within_its_reach(longer_text) -> None:
         "| run | passage | gain at 60 | gain at 120 | gain at 240 |"
     )
     assert "| short | 40 | 2.0000 (2.0000 to 2.0000) |  |  |" in table_of(rows)
+    # a run that was scored at fewer distances leaves their columns empty
+    fewer = {"short": [row for row in rows["short"] if row["distance"] == 120], "all": rows["all"]}
+    assert table_of(fewer).splitlines()[0] == table_of(rows).splitlines()[0]
+    assert "| short | 8 |  | 0.0000 (0.0000 to 0.0000) |  |" in table_of(fewer)
     axes = draw(rows).axes
     assert [panel.get_title(loc="left") for panel in axes] == [
         "passages of 8 tokens", "passages of 40 tokens"
