@@ -107,6 +107,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "block_sizes": _of(attention.blocks_table, "attention_blocks"),
     "mask_price": _of(attention.mask_price_table, "attention_butterfly"),
     "paper_speedup": _of(attention.paper_table, "attention_paper"),
+    "billion": _of(table4.models_table, "table4_billion"),
+    "billion_answers": _of(table4.differences_table, "table4_billion"),
     "table4": _of(table4.models_table, "table4_hours"),
     "table4_answers": _of(table4.answers_table, "table4_hours", "table4_minutes"),
     "long_ppl": _of(

@@ -24,10 +24,10 @@ LINES = {
 }
 """Name and colour of each pair of a model and its baseline."""
 
-FAR = 10
-"""A fitted line is drawn up to this multiple of the most tokens."""
-_MIN_POINTS = 3
-"""Fewest points of a fit: a line through two always fits, whatever the third would be."""
+_PARAMETERS = 3
+"""Number that a curve has, and fewest points of a fit."""
+_POWERS = np.geomspace(0.05, 5, 400)
+"""Powers of a curve that are tried."""
 _DRAWS = 4000
 
 
@@ -43,26 +43,33 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Straight line over the logarithm of tokens, with lines that the intervals also allow."""
+class Curve:
+    """Curve `limit + scale * (tokens / first)**-power`, with curves that the intervals also allow.
 
-    lines: np.ndarray
-    """Slope and intercept over log(tokens), the fitted line first, (1 + n_draws, 2)."""
+    Each array has the fitted value first, (1 + n_draws,).
+    """
+
+    first: float
+    """Fewest tokens of the points."""
+    limit: np.ndarray
+    scale: np.ndarray
+    power: np.ndarray
 
     def at(self, tokens: np.ndarray) -> np.ndarray:
-        """Fitted values with the middle 95% of all lines: mean, low, high, (3, n_tokens)."""
-        values = self.lines @ np.stack([np.log(tokens), np.ones_like(tokens)])
-        return np.stack([values[0], *np.quantile(values[1:], [0.025, 0.975], axis=0)])
+        """Fitted nats with the middle 95% of all curves: mean, low, high, (3, n_tokens)."""
+        values = self.limit + self.scale * (tokens[:, None] / self.first) ** -self.power
+        return np.stack([values[:, 0], *np.quantile(values[:, 1:], [0.025, 0.975], axis=1)])
 
     @property
     def crossing(self) -> np.ndarray:
-        """Tokens at which the fitted line crosses zero, with the middle 95% of all lines, (3,).
+        """Tokens at which the curve falls to zero, with the middle 95% of all curves, (3,).
 
-        inf if a line never falls to zero.
+        inf if a curve never falls to zero.
         """
-        slope, intercept = self.lines.T
-        with np.errstate(divide="ignore", over="ignore"):
-            tokens = np.where(slope < 0, np.exp(-intercept / slope), np.inf)
+        falls = (self.scale > 0) & (self.limit < 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tokens = self.first * (self.scale / -self.limit) ** (1 / self.power)
+        tokens = np.where(falls, tokens, np.inf)
         return np.array([tokens[0], *np.quantile(tokens[1:], [0.025, 0.975], method="nearest")])
 
 
@@ -80,23 +87,36 @@ def points(results: Sequence[Result], pair: tuple[str, str]) -> list[Point]:
     return sorted(of_pair)
 
 
-def fit(points: Sequence[Point]) -> Fit | None:
-    """Fit a line to points of the same batch size.
+def fit(points: Sequence[Point]) -> Curve | None:
+    """Fit a curve to points of the same batch size.
 
-    None if they are fewer than three, or if the line misses an interval: then they are not on a
-    line, or differ by chance more than the intervals say.
+    None if they are fewer than its three parameters, or if it misses an interval: then the
+    difference does not fall or rise steadily, or varies by chance more than the intervals say.
+    A curve through three points is not tested by them.
 
-    Other lines are fitted to draws from the intervals, as if those were normal and independent.
+    Other curves are fitted to draws from the intervals, as if those were normal and independent.
     """
-    if len(points) < _MIN_POINTS:
+    if len(points) < _PARAMETERS:
         return None
     nats = np.array([point.nats for point in points])
     sigma = np.array([(point.high - point.low) / (2 * 1.96) for point in points])
-    log_tokens = np.log([point.tokens for point in points])
     draws = np.random.default_rng(0).normal(nats, sigma, (_DRAWS, len(points)))
-    lines = np.polyfit(log_tokens, np.vstack([nats, draws]).T, deg=1, w=1 / sigma)
-    misses = np.abs(np.polyval(lines[:, 0], log_tokens) - nats) > 1.96 * sigma
-    return None if misses.any() else Fit(lines.T)
+    targets = (np.vstack([nats, draws]) / sigma).T  # (n_points, n_curves)
+    tokens = np.array([point.tokens for point in points])
+    # for each power, a linear fit: (n_powers, n_points, 2) @ (n_powers, 2, n_curves)
+    designs = (
+        np.stack(
+            [(tokens / tokens[0]) ** -_POWERS[:, None], np.ones((len(_POWERS), len(tokens)))], -1
+        )
+        / sigma[:, None]
+    )
+    fits = np.linalg.pinv(designs) @ targets
+    misses = designs @ fits - targets
+    best = (misses**2).sum(1).argmin(0)
+    scale, limit = fits[best, :, np.arange(len(best))].T
+    if (np.abs(misses[best[0], :, 0]) > 1.96).any():
+        return None
+    return Curve(tokens[0], limit, scale, _POWERS[best])
 
 
 def differences_table(*results: Result) -> str:
@@ -162,7 +182,7 @@ def _row(rows: Sequence[Row], label: str, **wanted: object) -> Row:
 def draw(*results: Result) -> Figure:
     """Draw each pair over training tokens; open marks have smaller steps than filled ones.
 
-    A fit, if there is one, is to the largest steps, and dashed beyond the measurements.
+    A curve, if there is one, is fitted to the largest steps.
     """
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -177,11 +197,11 @@ def draw(*results: Result) -> Figure:
         others = [point for point in of_pair if point.batch_tokens != large]
         _errorbars(axes, others, colour, filled=False)
         _errorbars(axes, fitted, colour, filled=True)
-        line = fit(fitted)
-        if line is not None:
-            _band(axes, line, fitted, colour)
-            if fitted[-1].nats > 0:
-                name += f"; {_crossing(line)}"
+        curve = fit(fitted)
+        if curve is not None:
+            _band(axes, curve, fitted, colour)
+            if fitted[0].nats > 0:
+                name += _crossing(curve, fitted[-1].tokens)
         axes.plot([], [], "o", color=colour, label=name)
     small = {BUDGETS[result["budget"]].batch_tokens for result in results} - {large}
     for tokens, face in [(large, "black"), *((tokens, "white") for tokens in small)]:
@@ -203,22 +223,19 @@ def _errorbars(axes: Axes, marks: Sequence[Point], colour: str, *, filled: bool)
         axes.errorbar(tokens, nats, yerr=[nats - low, high - nats], fmt="o", lw=1.5, **look)
 
 
-def _band(axes: Axes, line: Fit, fitted: Sequence[Point], colour: str) -> None:
-    """Draw a fitted line and its band, dashed where it is an extrapolation."""
-    first, last = fitted[0].tokens, fitted[-1].tokens
-    for tokens, style in (
-        (np.geomspace(first, last), "-"),
-        (np.geomspace(last, FAR * last), "--"),
-    ):
-        mean, low, high = line.at(tokens)
-        axes.plot(tokens, mean, style, color=colour, lw=1)
-        axes.fill_between(tokens, low, high, color=colour, alpha=0.12, lw=0)
+def _band(axes: Axes, curve: Curve, fitted: Sequence[Point], colour: str) -> None:
+    """Draw a fitted curve and its band between the points."""
+    tokens = np.geomspace(fitted[0].tokens, fitted[-1].tokens)
+    mean, low, high = curve.at(tokens)
+    axes.plot(tokens, mean, color=colour, lw=1)
+    axes.fill_between(tokens, low, high, color=colour, alpha=0.12, lw=0)
 
 
-def _crossing(line: Fit) -> str:
-    """Say where a fitted line crosses zero."""
-    tokens, low, high = line.crossing
+def _crossing(curve: Curve, last: float) -> str:
+    """Say where a fitted curve falls to zero, and whether that is beyond `last`; or nothing."""
+    tokens, low, high = curve.crossing
     if not np.isfinite(tokens):
-        return "the fitted line does not fall to zero"
-    upper = f"to {tokens_text(high)}" if np.isfinite(high) else "or never"
-    return f"extrapolated to zero at {tokens_text(tokens)} tokens ({tokens_text(low)} {upper})"
+        return ""
+    upper = f"to {tokens_text(high)}" if np.isfinite(high) else "or more, or never"
+    extrapolated = "extrapolated " if tokens > last else ""
+    return f"; {extrapolated}zero at {tokens_text(tokens)} tokens ({tokens_text(low)} {upper})"

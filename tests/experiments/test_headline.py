@@ -12,7 +12,7 @@ from experiments.pages import RESULTS
     [
         (-0.0242, [-0.0292, -0.0189], "better by 0.024 nats (0.019 to 0.029)"),
         (0.02, [0.01, 0.03], "worse by 0.020 nats (0.010 to 0.030)"),
-        (-0.01, [-0.03, 0.01], "no significant difference (0.030 better to 0.010 worse)"),
+        (-0.01, [-0.03, 0.01], "no difference shown (0.030 better to 0.010 worse)"),
     ],
 )
 def test_a_difference_is_called_what_its_interval_shows(nats, interval, said):

@@ -1,6 +1,7 @@
-"""Differences over training tokens: the points of the results, and the line through them."""
+"""Differences over training tokens: the points of the results, and the curve through them."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -63,46 +64,51 @@ def test_the_table_has_steps_and_leaves_out_what_was_not_trained():
     assert large == "| 288M | 131,072 | 2,200 | 1 | 0.0500 (0.0400 to 0.0600) | - | - |"
 
 
-def test_a_line_through_exact_points_crosses_zero_where_they_do():
-    tokens = np.array([1e8, 3e8, 1e9])
-    line = by_tokens.fit([at(x, 0.1 - 0.04 * np.log10(x / 1e8), 1e-6) for x in tokens])
-    assert line.at(tokens)[0] == pytest.approx([0.1, 0.1 - 0.04 * np.log10(3), 0.06])
-    assert line.crossing == pytest.approx([10**10.5] * 3, rel=1e-3)
+def test_a_curve_through_exact_points_crosses_zero_where_they_do():
+    tokens = np.array([1e8, 3e8, 1e9, 2e9])
+    falling = 0.25 * (tokens / 1e8) ** -1.5 - 0.05
+    curve = by_tokens.fit([at(x, y, 1e-3) for x, y in zip(tokens, falling, strict=True)])
+    assert curve.at(tokens)[0] == pytest.approx(falling, abs=1e-3)
+    assert curve.crossing == pytest.approx([1e8 * 5 ** (1 / 1.5)] * 3, rel=0.02)
 
 
 def test_wide_intervals_give_a_wide_crossing_around_the_fitted_one():
-    exact = [at(x, 0.1 - 0.04 * np.log10(x / 1e8)) for x in (1e8, 3e8, 1e9)]
-    crossing, low, high = by_tokens.fit(exact).crossing
-    assert 2 * low < crossing < high / 2
+    points = [at(1e8, 0.2), at(3e8, 0.05), at(1e9, -0.03)]
+    crossing, low, high = by_tokens.fit(points).crossing
+    assert 1.1 * low < crossing < high / 1.1
+    assert low > 3e8 and high < 1e9
 
 
 def test_a_precise_point_counts_more_than_a_vague_one():
     vague, precise = (
-        by_tokens.fit([at(1e8, 0.0, width), at(3e8, 0.0, width), at(1e9, 0.1, last)])
-        for width, last in ((1e-3, 1.0), (0.1, 1e-4))
+        by_tokens.fit(
+            [at(1e8, 0.0, wide), at(2e8, 0.0, wide), at(4e8, 0.0, wide), at(1e9, 0.1, last)]
+        )
+        for wide, last in ((1e-3, 1.0), (0.1, 1e-4))
     )
     end = np.array([1e9])
     assert vague.at(end)[0] == pytest.approx([0.0], abs=1e-3)
     assert precise.at(end)[0] == pytest.approx([0.1], abs=2e-3)
 
 
-def test_a_rising_line_never_crosses():
-    line = by_tokens.fit([at(1e8, 0.1), at(3e8, 0.2), at(1e9, 0.31)])
-    assert np.isinf(line.crossing).all()
+@pytest.mark.parametrize("nats", [(0.1, 0.2, 0.28), (0.2, 0.1, 0.09), (-0.1, 0.0, 0.05)])
+def test_a_curve_that_does_not_fall_to_zero_never_crosses(nats):
+    curve = by_tokens.fit([at(x, y, 1e-4) for x, y in zip((1e8, 3e8, 1e9), nats, strict=True)])
+    assert np.isinf(curve.crossing).all()
 
 
 def test_two_points_have_no_fit():
     assert by_tokens.fit([at(1e8, 0.1), at(1e9, 0.0)]) is None
 
 
-def test_points_that_are_not_on_a_line_have_no_fit():
+def test_points_that_are_not_on_a_curve_have_no_fit():
     assert by_tokens.fit([at(1e8, 0.0), at(3e8, 0.1), at(1e9, 0.0)]) is None
     assert by_tokens.fit([at(1e8, 0.0), at(3e8, 0.015), at(1e9, 0.0)]) is not None
 
 
 def test_only_points_of_the_largest_steps_are_fitted():
-    large = [result("minutes_131k", 1e8, 0.1), result("hours", 3e8, 0.08)]
-    billion = result("billion", 1e9, 0.06)
+    large = [result("minutes_131k", 1e8, 0.2), result("hours", 3e8, 0.05)]
+    billion = result("billion", 1e9, -0.03)
     names = [
         by_tokens.draw(*some).axes[0].get_legend_handles_labels()[1]
         for some in (
@@ -111,9 +117,17 @@ def test_only_points_of_the_largest_steps_are_fitted():
             [*large, result("minutes", 1e8, 9.0)],
         )
     ]
-    assert "extrapolated to zero at 3" in names[0][0]  # 10^10.5 tokens
+    assert re.fullmatch(r"4K from scratch; zero at 5\d\dM tokens \(5\d\dM to 6\d\dM\)", names[0][0])
     assert names[1] == [*names[0], "32,768 tokens a step"]
     assert names[2][0] == "4K from scratch"
+
+
+def test_a_crossing_beyond_the_points_is_called_extrapolated():
+    slow = zip((1e8, 3e8, 1e9), (0.2, 0.13, 0.06), strict=True)
+    line, *_ = (
+        by_tokens.draw(*(result("hours", *point) for point in slow)).axes[0].get_legend().texts
+    )
+    assert "; extrapolated zero at" in line.get_text()
 
 
 def test_a_gain_has_no_crossing_to_tell():
