@@ -1,5 +1,6 @@
 """Gains of a longer context over training tokens."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -56,21 +57,17 @@ class Curve:
     power: np.ndarray
 
     def at(self, tokens: np.ndarray) -> np.ndarray:
-        """Fitted nats with the middle 95% of all curves: mean, low, high, (3, n_tokens)."""
+        """Fitted nats, then the ends of the middle 95% of all other curves, (3, n_tokens)."""
         values = self.limit + self.scale * (tokens[:, None] / self.first) ** -self.power
         return np.stack([values[:, 0], *np.quantile(values[:, 1:], [0.025, 0.975], axis=1)])
 
     @property
-    def crossing(self) -> np.ndarray:
-        """Tokens at which the curve falls to zero, with the middle 95% of all curves, (3,).
-
-        inf if a curve never falls to zero.
-        """
-        falls = (self.scale > 0) & (self.limit < 0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            tokens = self.first * (self.scale / -self.limit) ** (1 / self.power)
-        tokens = np.where(falls, tokens, np.inf)
-        return np.array([tokens[0], *np.quantile(tokens[1:], [0.025, 0.975], method="nearest")])
+    def crossing(self) -> float:
+        """Tokens at which the fitted curve falls to zero; inf if it never does."""
+        scale, limit, power = self.scale[0], self.limit[0], self.power[0]
+        if scale <= 0 or limit >= 0:
+            return math.inf
+        return self.first * (scale / -limit) ** (1 / power)
 
 
 def points(results: Sequence[Result], pair: tuple[str, str]) -> list[Point]:
@@ -94,7 +91,8 @@ def fit(points: Sequence[Point]) -> Curve | None:
     difference does not fall or rise steadily, or varies by chance more than the intervals say.
     A curve through three points is not tested by them.
 
-    Other curves are fitted to draws from the intervals, as if those were normal and independent.
+    Other curves are fitted to draws from the intervals, as if those were symmetric, normal and
+    independent. But points share their documents, and an interval of one seed leaves out seeds.
     """
     if len(points) < _PARAMETERS:
         return None
@@ -138,14 +136,16 @@ def _difference_cells(result: Result) -> dict[str, str]:
 
 
 def history_table(*evaluations: Result) -> str:
-    """Gain of the context that grows to 4K, and how much worse it is with less distant text.
+    """How much worse each 4K model is with less distant text, and with the history of `1k`.
 
     `evaluations` are results of `evaluation.tables.tabulate` for several budgets.
     """
-    return dict_table(map(_history_cells, evaluations))
+    return dict_table(
+        _history_cells(result, label) for label in ("1k_to_4k", "4k") for result in evaluations
+    )
 
 
-def _history_cells(result: Result, label: str = "1k_to_4k", short: int = 1024) -> dict[str, str]:
+def _history_cells(result: Result, label: str, short: int = 1024) -> dict[str, str]:
     """Cells on a model, which is also compared with the first model."""
     runs = [run for run in result["runs"] if run["label"] == label]
     full = _row(result["as_trained"], label)
@@ -158,6 +158,7 @@ def _history_cells(result: Result, label: str = "1k_to_4k", short: int = 1024) -
     cut_key = _row(result["key"], label, history=short) if has_key else {"longest_difference": None}
     first = full["difference"]["to_label"]
     return {
+        "model": label,
         "training tokens": tokens_text(runs[0]["tokens"]),
         "tokens a step": f"{runs[0]['tokens'] // runs[0]['step']:,}",
         "seeds": str(len(runs)),
@@ -200,8 +201,9 @@ def draw(*results: Result) -> Figure:
         curve = fit(fitted)
         if curve is not None:
             _band(axes, curve, fitted, colour)
-            if fitted[0].nats > 0:
-                name += _crossing(curve, fitted[-1].tokens)
+            if fitted[0].nats > 0 and math.isfinite(curve.crossing):
+                where = "extrapolated to" if curve.crossing > fitted[-1].tokens else "the curve is"
+                name += f"; {where} zero at {tokens_text(curve.crossing)}"
         axes.plot([], [], "o", color=colour, label=name)
     small = {BUDGETS[result["budget"]].batch_tokens for result in results} - {large}
     for tokens, face in [(large, "black"), *((tokens, "white") for tokens in small)]:
@@ -226,16 +228,6 @@ def _errorbars(axes: Axes, marks: Sequence[Point], colour: str, *, filled: bool)
 def _band(axes: Axes, curve: Curve, fitted: Sequence[Point], colour: str) -> None:
     """Draw a fitted curve and its band between the points."""
     tokens = np.geomspace(fitted[0].tokens, fitted[-1].tokens)
-    mean, low, high = curve.at(tokens)
-    axes.plot(tokens, mean, color=colour, lw=1)
+    nats, low, high = curve.at(tokens)
+    axes.plot(tokens, nats, color=colour, lw=1)
     axes.fill_between(tokens, low, high, color=colour, alpha=0.12, lw=0)
-
-
-def _crossing(curve: Curve, last: float) -> str:
-    """Say where a fitted curve falls to zero, and whether that is beyond `last`; or nothing."""
-    tokens, low, high = curve.crossing
-    if not np.isfinite(tokens):
-        return ""
-    upper = f"to {tokens_text(high)}" if np.isfinite(high) else "or more, or never"
-    extrapolated = "extrapolated " if tokens > last else ""
-    return f"; {extrapolated}zero at {tokens_text(tokens)} tokens ({tokens_text(low)} {upper})"

@@ -238,12 +238,16 @@ def comparisons_table(comparisons: Sequence[Row]) -> str:
 
 def answers_table(larger: Result, smaller: Result) -> str:
     """Differences between models at a larger and a smaller budget, from one corpus each."""
-
     more, less = by_pair(larger), by_pair(smaller)
+    many, few = (
+        f"{tokens_text(models[0]['tokens'])} tokens"
+        for result in (larger, smaller)
+        for models in result["rows"].values()
+    )
     none = {"chunk": None, "strided": None}
     on_key = {  # not in old results
-        f"{name} budget, on key tokens": {pair: row.get("key") for pair, row in rows.items()}
-        for name, rows in (("larger", more), ("smaller", less))
+        f"{name}, on key tokens": {pair: row.get("key") for pair, row in rows.items()}
+        for name, rows in ((many, more), (few, less))
         if any(row.get("key") for row in rows.values())
     }
     return dict_table(
@@ -251,13 +255,11 @@ def answers_table(larger: Result, smaller: Result) -> str:
             "question": QUESTION_OF[pair].asks,
             "model": pair[0],
             "baseline": pair[1],
-            "larger budget, as the paper evaluates": difference_cell(more.get(pair, none)["chunk"]),
-            "larger budget, on identical tokens": difference_cell(more.get(pair, none)["strided"]),
-            "smaller budget, on identical tokens": difference_cell(less.get(pair, none)["strided"]),
+            f"{many}, as the paper evaluates": difference_cell(more.get(pair, none)["chunk"]),
+            f"{many}, on identical tokens": difference_cell(more.get(pair, none)["strided"]),
+            f"{few}, on identical tokens": difference_cell(less.get(pair, none)["strided"]),
             **{name: difference_cell(rows.get(pair)) for name, rows in on_key.items()},
-            "seeds of the smaller budget": str(less[pair]["strided"]["seeds"])
-            if pair in less
-            else "-",
+            f"seeds of {few}": str(less[pair]["strided"]["seeds"]) if pair in less else "-",
         }
         for pair in PAIRS
         if pair in more or pair in less

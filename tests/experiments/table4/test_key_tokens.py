@@ -90,11 +90,12 @@ def test_runs_are_scored_again_on_key_tokens_but_not_trained(
     }
     (pair,) = one["comparisons"]["shards"]
     cell = with_interval(pair["key"]["nats"], pair["key"]["interval"])
-    header, _, line = answers_table(one, before | {
-        name: {"shards": before[name]["shards"]} for name in ("rows", "comparisons")
-    }).splitlines()[:3]  # fmt: skip
-    assert "| larger budget, on key tokens | seeds" in header and f"| {cell} | 1 |" in line
-    assert "smaller budget, on key tokens" not in header
+    fewer = before | {name: {"shards": before[name]["shards"]} for name in ("rows", "comparisons")}
+    fewer["rows"] = {"shards": [{**row, "tokens": 2e6} for row in before["rows"]["shards"]]}
+    header, _, line = answers_table(one, fewer).splitlines()[:3]
+    assert "| 0M tokens, on key tokens | seeds of 2M tokens |" in header
+    assert f"| {cell} | 1 |" in line
+    assert "2M tokens, on key tokens" not in header
     assert models_table(one).splitlines()[0].endswith("| LongPPL |")
 
     # a report without the option uses those that all runs share
