@@ -102,12 +102,8 @@ def fit(points: Sequence[Point]) -> Curve | None:
     targets = (np.vstack([nats, draws]) / sigma).T  # (n_points, n_curves)
     tokens = np.array([point.tokens for point in points])
     # for each power, a linear fit: (n_powers, n_points, 2) @ (n_powers, 2, n_curves)
-    designs = (
-        np.stack(
-            [(tokens / tokens[0]) ** -_POWERS[:, None], np.ones((len(_POWERS), len(tokens)))], -1
-        )
-        / sigma[:, None]
-    )
+    decay = (tokens / tokens[0]) ** -_POWERS[:, None]
+    designs = np.stack([decay, np.ones_like(decay)], axis=-1) / sigma[:, None]
     fits = np.linalg.pinv(designs) @ targets
     misses = designs @ fits - targets
     best = (misses**2).sum(1).argmin(0)
