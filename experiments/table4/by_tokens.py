@@ -101,7 +101,8 @@ def fit(points: Sequence[Point]) -> Curve | None:
     draws = np.random.default_rng(0).normal(nats, sigma, (_DRAWS, len(points)))
     targets = (np.vstack([nats, draws]) / sigma).T  # (n_points, n_curves)
     tokens = np.array([point.tokens for point in points])
-    # for each power, a linear fit: (n_powers, n_points, 2) @ (n_powers, 2, n_curves)
+    # For each power, a linear fit: (n_powers, n_points, 2) @ (n_powers, 2, n_curves). An iterative
+    # fit (scipy's curve_fit) does not converge if the points are level.
     decay = (tokens / tokens[0]) ** -_POWERS[:, None]
     designs = np.stack([decay, np.ones_like(decay)], axis=-1) / sigma[:, None]
     fits = np.linalg.pinv(designs) @ targets
