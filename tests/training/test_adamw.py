@@ -8,7 +8,7 @@ from torch import nn
 
 from kernels import triton
 from kernels.fused.cast_cache import CastCache, cast_weight
-from training.optim import AdamW, _unsupported_reason
+from training.adamw import AdamW, _unsupported_reason
 from training.step import GraphedStep
 
 pytest.importorskip("triton")
