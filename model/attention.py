@@ -54,6 +54,7 @@ class SelfAttention(nn.Module):
         doc_start: Tensor | None = None,
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
+        value_embedding: Tensor | None = None,
     ) -> DeferredResidual:
         """Compute self-attention and its output projection.
 
@@ -69,9 +70,10 @@ class SelfAttention(nn.Module):
                 means all T.
             cache: keys and values of the tokens before x; those of x are appended to it. None means
                 that x is the beginning.
+            value_embedding: (B, T, H_kv * D), added to the values; None adds nothing.
 
-        If sequences are sharded over processes, x, rotary and doc_start are those of this process's
-        tokens, and mask is that of the whole sequence.
+        If sequences are sharded over processes, mask is that of the whole sequence, and everything
+        else is that of this process's tokens.
 
         Returns:
             The output, still to be added to the residual stream.
@@ -95,13 +97,15 @@ class SelfAttention(nn.Module):
             "dropout_seed": _draw_seed(x.device) if seeded else None,
         }
         plain = rotary is None and cache is None and self.q_norm is None and not grouped
-        if plain and self.context is None:
+        if plain and self.context is None and value_embedding is None:
             packed = qkv.view(B, T, 3, self.n_head, self.head_dim)
             out = flash_attention_packed(packed, impl=self.impl, **options)
         else:
             heads = (self.n_head, self.n_kv_head, self.n_kv_head)
             # (B, T, H or H_kv, D) each; views, because the kernels support any strides
             q, k, v = qkv.view(B, T, sum(heads), self.head_dim).split(heads, dim=2)
+            if value_embedding is not None:
+                v = v + value_embedding.view(v.shape)
             if self.q_norm is not None and self.k_norm is not None:
                 q = normalise(q, self.q_norm).to(q.dtype)
                 k = normalise(k, self.k_norm).to(k.dtype)

@@ -21,12 +21,12 @@ INIT_STD = 0.02
 
 
 class MLP(nn.Module):
-    """Two linear layers with GELU, or with SwiGLU, whose gate is part of the first layer."""
+    """Two linear layers with GELU, squared ReLU, or SwiGLU, whose gate is part of the first."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.gated = config.mlp == "swiglu"
-        width = (2 if self.gated else 1) * config.mlp_width
+        self.kind = config.mlp
+        width = (2 if self.kind == "swiglu" else 1) * config.mlp_width
         self.fc_in = nn.Linear(config.n_embd, width, bias=config.bias)
         self.fc_out = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
@@ -35,12 +35,16 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> DeferredResidual:
         """Apply the MLP to normalised states (B, T, C); the output is still to be added."""
         first, second = self.fc_in, self.fc_out
-        if self.gated:
-            gate, value = linear(x, first.weight, first.bias).chunk(2, dim=-1)
-            y = linear(F.silu(gate) * value, second.weight)
-        else:
+        if self.kind == "gelu":
             y = gelu_mlp(x, first.weight, first.bias, second.weight, recompute=self.recompute)
-        return defer(y, second.bias, self.resid_dropout)
+            return defer(y, second.bias, self.resid_dropout)
+        h = linear(x, first.weight, first.bias)
+        if self.kind == "swiglu":
+            gate, value = h.chunk(2, dim=-1)
+            h = F.silu(gate) * value
+        else:
+            h = F.relu(h) * F.relu(h)
+        return defer(linear(h, second.weight), second.bias, self.resid_dropout)
 
 
 class Block(nn.Module):
@@ -63,6 +67,7 @@ class Block(nn.Module):
         doc_start: Tensor | None = None,
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
+        value_embedding: Tensor | None = None,
     ) -> tuple[Tensor, DeferredResidual]:
         """Apply the block to the residual stream x (B, T, C) plus `pending`.
 
@@ -73,7 +78,7 @@ class Block(nn.Module):
         """
         options = {"mask": mask, "doc_start": doc_start, "kv_lengths": kv_lengths}
         x, normal = resolve_and_normalise(x, pending, self.ln_1)
-        pending = self.attn(normal, rotary, cache=cache, **options)
+        pending = self.attn(normal, rotary, cache=cache, value_embedding=value_embedding, **options)
         x, normal = resolve_and_normalise(x, pending, self.ln_2)
         return x, self.mlp(normal)
 

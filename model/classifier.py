@@ -76,7 +76,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.config = config
         C = config.n_embd
-        check_memory(config, config.vocab_size + config.n_positions)
+        check_memory(config, C * (config.vocab_size + config.n_positions))
         self.tok_emb = TokenEmbedding(config.vocab_size, C)
         self._init_positions()
         if config.pooling == "cls":

@@ -66,12 +66,12 @@ class BlockConfig:
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """Normalisation of each layer's input: LayerNorm, or RMSNorm, which does not subtract the mean
     or add a bias."""
-    mlp: Literal["gelu", "swiglu"] = "gelu"
-    """MLP between its linear layers: GELU, or SwiGLU at a width with about as many parameters
-    (Shazeer 2020, arXiv 2002.05202)."""
+    mlp: Literal["gelu", "swiglu", "relu_squared"] = "gelu"
+    """MLP between its linear layers: GELU, SwiGLU at a width with about as many parameters (Shazeer
+    2020, arXiv 2002.05202), or the square of a ReLU (So et al. 2021, arXiv 2109.08668)."""
     n_inner: int | None = None
-    """Width of the MLP between its linear layers. null: 4 n_embd for GELU, and for SwiGLU two
-    thirds of that, rounded up to a multiple of 64."""
+    """Width of the MLP between its linear layers. null: 4 n_embd, and for SwiGLU two thirds of
+    that, rounded up to a multiple of 64."""
     norm_eps: float | None = None
     """Added to the variance (RMSNorm: the mean square) in all normalisations, above 0. null: 1e-5
     in LayerNorm, 1e-6 in RMSNorm."""
@@ -167,9 +167,9 @@ class BlockConfig:
         """Width of the MLP between its linear layers: n_inner, or its default."""
         if self.n_inner is not None:
             return self.n_inner
-        if self.mlp == "gelu":
-            return 4 * self.n_embd
-        return -(-8 * self.n_embd // (3 * 64)) * 64
+        if self.mlp == "swiglu":
+            return -(-8 * self.n_embd // (3 * 64)) * 64
+        return 4 * self.n_embd
 
     def _head_size_text(self) -> str:
         """Origin of the width of a head, for messages."""
@@ -208,6 +208,13 @@ class ModelConfig(BlockConfig):
     tie_embeddings: bool = True
     """Use the token embedding as the head, as GPT-2 does. false: the head has a table of its own,
     of the same size."""
+    logit_softcap: float | None = None
+    """Bound the logits softly: c replaces a logit x by c tanh(x / c), as Gemma 2 does (arXiv
+    2408.00118). null: no bound."""
+    value_embedding_every: int = 0
+    """In every N-th layer, add a learned vector of the token to its values: an embedding table as
+    wide as the values of these layers (Zhou et al. 2024, arXiv 2410.17897, and the modded-nanogpt
+    speedrun). It costs memory but hardly any time. 0: in none."""
     context_length: int = 1024
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
     context_schedule: list[list[int | float]] = field(default_factory=list, hash=False)
@@ -238,6 +245,16 @@ class ModelConfig(BlockConfig):
         check_positive(self, "model", "vocab_size", most=MAX_VOCAB_SIZE)
         check_positive(self, "model", "vocab_multiple", most=65_536)
         check_positive(self, "model", "context_length", most=MAX_CONTEXT)
+        if self.logit_softcap is not None and not 0 < self.logit_softcap < math.inf:
+            raise ValueError(
+                f"model.logit_softcap={self.logit_softcap} must be a finite number above 0. Try "
+                "15, or leave it out."
+            )
+        if not 0 <= self.value_embedding_every <= self.n_layer:
+            raise ValueError(
+                f"model.value_embedding_every={self.value_embedding_every} must be at least 0 and "
+                f"at most model.n_layer={self.n_layer}. Try 2, every second layer."
+            )
         if self.context_schedule:
             self._check_context_schedule()
         if self.positions == "rotary":
@@ -364,3 +381,20 @@ class ModelConfig(BlockConfig):
     def token_rows(self) -> int:
         """Rows of the token embedding and, if it is not tied to it, of the head."""
         return self.padded_vocab_size * (1 if self.tie_embeddings else 2)
+
+    @property
+    def value_layers(self) -> list[int]:
+        """Layers with a value embedding."""
+        every = self.value_embedding_every
+        return [layer for layer in range(self.n_layer) if every and (layer + 1) % every == 0]
+
+    @property
+    def value_embedding_width(self) -> int:
+        """Width of the table of value embeddings, of all layers together."""
+        return len(self.value_layers) * self.kv_heads * self.head_dim
+
+    @property
+    def table_params(self) -> int:
+        """Parameters of all tables of tokens, with padding: embedding, head, value embeddings."""
+        rows = self.padded_vocab_size
+        return self.token_rows * self.n_embd + rows * self.value_embedding_width

@@ -32,6 +32,8 @@ MUST_AGREE = (
     "norm_eps",
     "positions",
     "tie_embeddings",
+    "logit_softcap",
+    "value_embedding_every",
     "bias",
     "scale_attn_by_inverse_layer_idx",
 )

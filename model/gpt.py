@@ -37,7 +37,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        check_memory(config, config.token_rows + config.context_length)
+        check_memory(config, config.table_params + config.context_length * config.n_embd)
         self.tok_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
         if config.positions == "learned":
             self.pos_emb = nn.Embedding(config.context_length, config.n_embd)
@@ -49,6 +49,11 @@ class GPT(nn.Module):
         if not config.tie_embeddings:
             # a table like tok_emb, so that it is initialised, padded and decayed in the same way
             self.out_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
+        if config.value_layers:
+            # One table for all layers, because a single lookup has a faster backward pass. Zeros
+            # draw no random numbers, so the other weights are those of a model without it.
+            zeros = torch.zeros(config.padded_vocab_size, config.value_embedding_width)
+            self.value_emb = nn.Embedding.from_pretrained(zeros, freeze=False)
         self.context = ContextGroup()
         self._masks: dict[int, BlockSparseMask | None] = {}
         self._prepare_masks()
@@ -72,7 +77,8 @@ class GPT(nn.Module):
         """Draw all parameters as GPT-2 does, from torch's global generator.
 
         Layers are initialised by `init_linear_and_norm`, embeddings with a standard deviation of
-        0.02. Padding rows of the embedding are 0 and stay 0, because they get no gradient.
+        0.02. Padding rows of the embedding are 0 and stay 0, because they get no gradient. Value
+        embeddings are 0, so a model starts as it would without them.
         """
         init_linear_and_norm(self, self.config.n_layer)
         tables = [self.tok_emb] if self.config.tie_embeddings else [self.tok_emb, self.out_emb]
@@ -80,6 +86,8 @@ class GPT(nn.Module):
             # Padding rows draw no random numbers, so vocab_multiple does not change the weights.
             nn.init.normal_(table.weight[: self.config.vocab_size], std=INIT_STD)
             nn.init.zeros_(table.weight[self.config.vocab_size :])
+        if self.config.value_layers:
+            nn.init.zeros_(self.value_emb.weight)
         if self.config.positions == "learned":
             nn.init.normal_(self.pos_emb.weight, std=INIT_STD)
 
@@ -102,6 +110,7 @@ class GPT(nn.Module):
         *,
         doc_start: Tensor | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
+        z_loss: float = 0.0,
     ) -> Tensor:
         """Compute logits or, if targets are given, the cross-entropy loss.
 
@@ -114,6 +123,7 @@ class GPT(nn.Module):
             reduction: "mean" over the targets that are not ignored, their "sum", or "none" for the
                 loss of each target, which is 0 if ignored. "none" computes logits in float32, also
                 under autocast.
+            z_loss: weight of lse^2 in the loss of a target, as in `linear_cross_entropy`.
 
         Returns:
             Without targets, logits (B, T, V). With targets, the loss in nats, in float32 (float64
@@ -133,7 +143,7 @@ class GPT(nn.Module):
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: "
                 "each of the last tokens needs one target (-100 to ignore it)."
             )
-        return self._loss(x, pending, targets, reduction)
+        return self._loss(x, pending, targets, reduction, z_loss)
 
     def _loss(
         self,
@@ -141,6 +151,7 @@ class GPT(nn.Module):
         pending: DeferredResidual | None,
         targets: Tensor,
         reduction: Literal["mean", "sum", "none"],
+        z_loss: float,
     ) -> Tensor:
         """Compute the loss that `forward` returns, from the last block's output."""
         hidden = self._normalised(x, pending)[:, -targets.shape[1] :]
@@ -156,6 +167,8 @@ class GPT(nn.Module):
                 targets,
                 reduction=reduction,
                 vocab_size=self.config.vocab_size,
+                softcap=self.config.logit_softcap,
+                z_loss=z_loss,
             )
 
     def hidden(
@@ -207,19 +220,20 @@ class GPT(nn.Module):
             )
         past = 0 if cache is None else cache.length
         seq_len = past + self.context.size * tokens.shape[1]
-        x, rotary = self._embed(tokens, past, doc_start)
-        mask = self._mask(past, seq_len)
+        x, rotary, value_embeddings = self._embed(tokens, past, doc_start)
+        options = {"mask": self._mask(past, seq_len), "doc_start": doc_start, "cache": cache}
         pending = None
-        for block in self.blocks:
-            x, pending = block(x, pending, rotary, mask=mask, doc_start=doc_start, cache=cache)
+        for layer, block in enumerate(self.blocks):
+            added = value_embeddings.get(layer)
+            x, pending = block(x, pending, rotary, value_embedding=added, **options)
         if cache is not None:
             cache.advance(tokens.shape[1])
         return x, pending
 
     def _embed(
         self, tokens: Tensor, past: int, doc_start: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Return the first block's input, and the rotary tables or None."""
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, dict[int, Tensor]]:
+        """Return the first block's input, rotary tables or None, and value embeddings by layer."""
         seq_len = past + self.context.size * tokens.shape[1]
         positions = past + self.context.positions(tokens.shape[1], tokens.device)
         x = self.tok_emb(tokens)
@@ -240,11 +254,21 @@ class GPT(nn.Module):
             rotary = cos[selected], sin[selected]
         else:
             rotary = rope_tables(positions, self.config)
-        device = x.device.type
-        if torch.is_autocast_enabled(device) and not self.config.residual_in_fp32:
-            # The residual stream. Autocast alone would keep it in float32.
-            x = x.to(torch.get_autocast_dtype(device))
-        return self.emb_dropout(x), rotary
+        device, dtype = x.device.type, x.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        if not self.config.residual_in_fp32:
+            x = x.to(dtype)  # The residual stream. Autocast alone would keep it in float32.
+        return self.emb_dropout(x), rotary, self._embed_values(tokens, dtype)
+
+    def _embed_values(self, tokens: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
+        """Look up the value embeddings of tokens, (B, T, H_kv * D) by layer."""
+        layers = self.config.value_layers
+        if not layers:
+            return {}
+        parts = self.value_emb(tokens).to(dtype).chunk(len(layers), dim=-1)
+        # Copies, because compiled code cannot return views of one tensor without a slow backward.
+        return {layer: part.contiguous() for layer, part in zip(layers, parts, strict=True)}
 
     def _make_rotary_tables(self) -> None:
         """Compute the tables of the context, and of shorter ones in training that differ from it.
@@ -309,20 +333,25 @@ class GPT(nn.Module):
     def head(self, hidden: Tensor) -> Tensor:
         """Compute logits (..., V) from hidden states (..., C), in the dtype of the matmul."""
         # Multiply by the whole padded table, whose shape is faster, then drop the padding.
-        return F.linear(hidden, self.head_weight)[..., : self.config.vocab_size]
+        logits = F.linear(hidden, self.head_weight)[..., : self.config.vocab_size]
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def n_params(self, *, lookup_tables: bool = True) -> int:
         """Count the parameters, a tied head once and vocabulary padding not at all.
 
         With lookup_tables=False, tables that no matmul reads are not counted: learned positions,
-        and a token embedding that is not the head. This is the N of `model.flops`.
+        value embeddings, and a token embedding that is not the head. This is the N of
+        `model.flops`.
         """
         config = self.config
         count = sum(parameter.numel() for parameter in self.parameters())
-        tables = config.token_rows // config.padded_vocab_size
-        count -= tables * (config.padded_vocab_size - config.vocab_size) * config.n_embd
+        padding = config.padded_vocab_size - config.vocab_size
+        count -= padding * config.table_params // config.padded_vocab_size
         if not lookup_tables and config.positions == "learned":
             count -= self.pos_emb.weight.numel()
         if not lookup_tables and not config.tie_embeddings:
             count -= config.vocab_size * config.n_embd
+        if not lookup_tables:
+            count -= config.vocab_size * config.value_embedding_width
         return count

@@ -7,14 +7,14 @@ import torch
 from model.config import BlockConfig
 
 
-def check_memory(config: BlockConfig, rows: int) -> None:
+def check_memory(config: BlockConfig, table_params: int) -> None:
     """Refuse a model whose float32 weights alone exceed this machine's memory.
 
     A model without storage (device "meta") is never refused.
 
     Args:
         config: the blocks of the model.
-        rows: number of embedding rows, n_embd wide, of tokens and positions together.
+        table_params: parameters of all tables of tokens and positions.
 
     Raises:
         ValueError: the weights exceed the memory; the message gives both sizes.
@@ -24,11 +24,11 @@ def check_memory(config: BlockConfig, rows: int) -> None:
     C = config.n_embd
     heads = 2 * config.attention_width + 2 * config.kv_heads * config.head_dim
     mlp = (3 if config.mlp == "swiglu" else 2) * config.mlp_width
-    needed = 4 * C * (rows + config.n_layer * (heads + mlp))
+    needed = 4 * (table_params + C * config.n_layer * (heads + mlp))
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:
         raise ValueError(
-            f"a model with model.n_layer={config.n_layer}, model.n_embd={C} and {rows:,} rows of "
-            f"embeddings has {needed / 2**30:,.0f} GiB of weights, and this machine has "
-            f"{available / 2**30:,.0f} GiB of memory: make it smaller, or use a larger machine"
+            f"a model with model.n_layer={config.n_layer}, model.n_embd={C} and {table_params:,} "
+            f"parameters in embeddings has {needed / 2**30:,.0f} GiB of weights, and this machine "
+            f"has {available / 2**30:,.0f} GiB of memory: make it smaller, or use a larger machine"
         )

@@ -39,7 +39,10 @@ def assert_same_losses(one, other):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            ["model.tie_embeddings=false", "model.head_size=24", "model.n_inner=50"],
+            [
+                *("model.tie_embeddings=false", "model.head_size=24", "model.n_inner=50"),
+                *("model.value_embedding_every=2", "model.mlp=relu_squared"),
+            ],
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -274,10 +274,11 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         # Over before a block is computed again. On several, as much is there in addition: measured,
         # and not accounted for.
         head = max(0, head - n_tokens * again)
+    kept_of_values = 2 * size * model.value_embedding_width  # and their sum with the values
     return Memory(
         state,
         gradients,
-        n_tokens * (model.n_layer * kept + again),
+        n_tokens * (model.n_layer * kept + kept_of_values + again),
         head,
         receive_buffers,
         accumulates=config.optim.batch_tokens > n_tokens * world_size,
@@ -305,7 +306,7 @@ def _weights(config: TrainConfig, world_size: int) -> tuple[float, float]:
     if parallel.gather_dtype != "auto":
         size = 2 if parallel.gather_dtype == "bfloat16" else 4
     layers = config.model.n_layer
-    tables = _rows(config) * config.model.n_embd
+    tables = _table_params(config)
     block = (n_params - tables) / layers
     # the block at hand and the next one, or all of them
     gathered = tables + (2 if parallel.reshard else layers) * block
@@ -339,10 +340,11 @@ def fitting_micro_batch(config: TrainConfig, memory: float, n_gpus: int) -> int:
 def _n_params(config: TrainConfig) -> int:
     """Parameters as they lie in memory, with padding of the vocabulary."""
     model = config.model
-    return count_params(model) + (_rows(config) - model.vocab_size) * model.n_embd
+    return count_params(model) - model.vocab_size * model.n_embd + _table_params(config)
 
 
-def _rows(config: TrainConfig) -> int:
-    """Vectors of tokens and of positions."""
+def _table_params(config: TrainConfig) -> int:
+    """Parameters of the tables of tokens and of positions."""
     model = config.model
-    return model.token_rows + (model.context_length if model.positions == "learned" else 0)
+    positions = model.context_length if model.positions == "learned" else 0
+    return model.table_params + positions * model.n_embd

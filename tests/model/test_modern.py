@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels.reference.standard import standard_attention
+from model.attention import SelfAttention
 from model.config import ModelConfig
 from model.flops import attention_share, count_params
 from model.generate import generate
@@ -38,6 +39,10 @@ CHOICES = {
     "rms_norm": {"norm": "rms_norm", "norm_eps": 1e-3},
     "swiglu": {"mlp": "swiglu"},
     "narrow swiglu": {"mlp": "swiglu", "n_inner": 50},
+    "relu squared": {"mlp": "relu_squared", "n_inner": 50},
+    "softcap": {"logit_softcap": 0.5, "positions": "learned"},
+    "value embeddings": {"value_embedding_every": 2, "n_kv_head": 2},
+    "value embeddings everywhere": {"value_embedding_every": 1, "positions": "learned"},
     "narrow gelu": {"n_inner": 50, "norm_eps": 1e-3},
     "strided": {"mask": MaskConfig(pattern="strided", block_size=16, stride_blocks=2)},
     "random": {"mask": MaskConfig(pattern="random", block_size=16, random_blocks=1)},
@@ -55,16 +60,25 @@ def tokens(length: int = 64) -> torch.Tensor:
     return torch.randint(61, (2, length), generator=torch.Generator().manual_seed(0))
 
 
+def with_random_values(model: GPT) -> GPT:
+    """Replace the zeros of the value embeddings, if there are any."""
+    if model.config.value_layers:
+        torch.nn.init.normal_(model.value_emb.weight)
+    return model
+
+
 @choices
 def test_count_params_agrees_with_the_model(change: dict) -> None:
     model = GPT(replace(BASE, **change))
     assert model.n_params(lookup_tables=False) == count_params(model.config)
+    padded = replace(model.config, vocab_multiple=50)
+    assert GPT(padded).n_params() == GPT(replace(padded, vocab_multiple=1)).n_params()
 
 
 @choices
 def test_a_cache_changes_nothing(change: dict) -> None:
     torch.manual_seed(0)
-    model = GPT(replace(BASE, **change)).double().eval()
+    model = with_random_values(GPT(replace(BASE, **change))).double().eval()
     prompt = tokens(20)
     with_cache, without = (
         generate(model, prompt, 30, temperature=0.0, cached=cached) for cached in (True, False)
@@ -129,6 +143,59 @@ def test_norms_and_gates_match_pytorch() -> None:
     torch.testing.assert_close(model(tokens_), before, rtol=1e-4, atol=1e-5)
 
 
+def test_the_square_of_a_relu() -> None:
+    mlp = GPT(replace(BASE, mlp="relu_squared")).double().blocks[0].mlp
+    x = torch.randn(2, 10, 32, dtype=torch.float64)
+    h = F.linear(x, mlp.fc_in.weight, mlp.fc_in.bias).clamp(min=0).square()
+    torch.testing.assert_close(mlp(x).branch, F.linear(h, mlp.fc_out.weight))
+    assert mlp.fc_out.in_features == 4 * 32
+
+
+def test_value_embeddings_are_added_to_the_values_of_their_layers() -> None:
+    """A model starts as it would without them, and a constant vector moves all outputs by it."""
+    config = replace(BASE, n_kv_head=2)
+    models = []
+    for every in (0, 2):
+        torch.manual_seed(0)
+        models.append(GPT(replace(config, value_embedding_every=every)).double().eval())
+    plain, model = models
+    x = tokens()
+    assert torch.equal(plain(x), model(x))
+    assert model.config.value_layers == [1, 3] and model.value_emb.weight.shape == (64, 2 * 16)
+    torch.nn.init.normal_(model.value_emb.weight)
+    seen = {}
+
+    def record(attention: SelfAttention, _: tuple, kwargs: dict) -> None:
+        seen.setdefault(attention.layer, kwargs["value_embedding"])
+
+    for block in model.blocks:
+        block.attn.register_forward_pre_hook(record, with_kwargs=True)
+    model(x)
+    assert seen[0] is None and seen[2] is None
+    assert torch.equal(torch.cat([seen[1], seen[3]], -1), model.value_emb.weight[x])
+    # Probabilities sum to 1: a vector added to all values is added to the output of attention.
+    attention, states = model.blocks[1].attn, torch.randn(2, 10, 32, dtype=torch.float64)
+    added = torch.randn(16, dtype=torch.float64)
+    moved = attention(states, value_embedding=added.expand(2, 10, 16)).branch
+    still = attention(states, value_embedding=torch.zeros(2, 10, 16, dtype=torch.float64)).branch
+    heads = added.view(2, 1, 8).expand(2, 2, 8).flatten()  # two query heads share each
+    expected = still + F.linear(heads, attention.out_proj.weight)
+    torch.testing.assert_close(moved, expected)
+
+
+def test_logits_are_bounded_and_their_loss_is_that_of_the_logits() -> None:
+    torch.manual_seed(0)
+    free, capped = (GPT(replace(BASE, logit_softcap=cap)).double().eval() for cap in (None, 0.25))
+    capped.load_state_dict(free.state_dict())
+    x, y = tokens(), tokens().roll(1)
+    logits = capped(x)
+    torch.testing.assert_close(logits, 0.25 * torch.tanh(free(x) / 0.25))
+    assert logits.abs().max() < 0.25 < free(x).abs().max()
+    torch.testing.assert_close(capped(x, y), F.cross_entropy(logits.flatten(0, 1), y.flatten()))
+    z = logits.logsumexp(-1).square().mean()
+    torch.testing.assert_close(capped(x, y, z_loss=0.1) - capped(x, y), 0.1 * z)
+
+
 def test_patterns_contain_their_blocks() -> None:
     def row(pattern: str, **fields: int) -> list[int]:
         config = MaskConfig(pattern=pattern, block_size=16, **fields)  # pyright: ignore
@@ -172,7 +239,9 @@ def test_flops_count_visible_pairs() -> None:
         ({"full_every": 1, "window_size": 4}, "model.full_every=1 must be 0, or at least 2"),
         ({"window_size": 4, "attention": "sdpa"}, "=4 is not supported with model.attention=sdpa"),
         ({"norm": "batch_norm"}, "model.norm='batch_norm' must be one of layer_norm, rms_norm"),
-        ({"mlp": "relu"}, "model.mlp='relu' must be one of gelu, swiglu"),
+        ({"mlp": "relu"}, "model.mlp='relu' must be one of gelu, swiglu, relu_squared"),
+        ({"logit_softcap": 0.0}, "model.logit_softcap=0.0 must be a finite number above 0"),
+        ({"value_embedding_every": 5}, "=5 must be at least 0 and at most model.n_layer=4"),
         ({"head_size": 0}, "model.head_size=0 must be at least 1"),
         ({"head_size": 257}, "model.head_size=257 must be at most 256"),
         ({"head_size": 7}, "model.head_size=7 gives heads of 7, .* choose an even size"),

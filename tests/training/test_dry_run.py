@@ -215,6 +215,7 @@ def test_options_that_take_more_activation_memory() -> None:
         ("recompute_gelu", False),
         ("n_inner", 4000),
         ("head_size", 96),
+        ("value_embedding_every", 2),
     ):
         more = estimate(config_of(replace(model, **{name: value})), 32, 1)
         assert more.activations > base.activations, name

@@ -1,5 +1,6 @@
 """Configuration of a GPT's run."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +25,16 @@ class OptimConfig(AdamWConfig):
     GPUs. If one micro-batch per GPU is not enough, gradients are accumulated over several."""
     micro_batch_size: int
     """Sequences per forward pass of one GPU; as many as fit its memory."""
+    z_loss: float = 0.0
+    """Weight of the squared log-sum-exp of the logits in the training loss, which keeps logits from
+    drifting (PaLM, arXiv 2204.02311): 1e-4, for example. Validation losses leave it out."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.z_loss < math.inf:
+            raise ValueError(
+                f"optim.z_loss={self.z_loss} must be a finite number of at least 0. Try 1e-4"
+            )
         check_positive(self, "optim", "batch_tokens", "micro_batch_size")
 
 
