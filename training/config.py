@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.checks import check_positive
+from model.checks import check_choices, check_positive
 
 Dtype = Literal["bfloat16", "float32"]
 ActivationCheckpointing = Literal["none", "selective", "full"]
@@ -155,10 +155,11 @@ class AdamWConfig:
 
     max_steps: int
     """Optimizer steps of the whole run."""
-    name: Literal["adamw", "muon"] = "adamw"
+    name: Literal["adamw", "muon", "normuon"] = "adamw"
     """Optimizer. muon: updates of the blocks' matrices are orthogonalized (Jordan et al. 2024) and
     scaled so that AdamW's learning rate and decay suit them (arXiv 2502.16982); AdamW updates all
-    other parameters."""
+    other parameters. normuon: muon, and each row of an update is divided by the root of its mean
+    square over time, which averages with betas[1] (Li et al. 2025, arXiv 2510.05491)."""
     lr: float = 6e-4
     """Peak learning rate, after warmup."""
     min_lr: float = 0.0
@@ -175,7 +176,14 @@ class AdamWConfig:
     """Weight decay of matrices and embeddings; biases and normalization are never decayed. 0 turns
     it off."""
     momentum: float = 0.95
-    """Muon only: decay rate of the running mean of gradients, in [0, 1)."""
+    """Muon and NorMuon only: decay rate of the running mean of gradients, in [0, 1)."""
+    orthogonalization: Literal["newton_schulz", "polar_express"] = "newton_schulz"
+    """Muon and NorMuon only: polynomials that orthogonalize an update in five iterations. All are
+    the same in newton_schulz; in polar_express each suits its iteration, and singular values end
+    nearer to 1 (Amsel et al. 2025, arXiv 2505.16932)."""
+    cautious_decay: bool = False
+    """Muon and NorMuon only: decay a weight of a matrix only in steps whose update also moves it
+    towards 0 (Chen et al. 2025, arXiv 2510.12402)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment, each in [0, 1)."""
     eps: float = 1e-8
@@ -187,8 +195,17 @@ class AdamWConfig:
         check_positive(self, "optim", "max_steps")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"optim.lr={self.lr} must be a finite number above 0")
-        if self.name not in ("adamw", "muon"):
-            raise ValueError(f"optim.name={self.name!r} must be adamw or muon")
+        check_choices(self, "optim")
+        if self.name == "adamw":
+            for name, default in (
+                ("orthogonalization", "newton_schulz"),
+                ("cautious_decay", False),
+            ):
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"optim.{name}={getattr(self, name)} has no effect with optim.name=adamw. "
+                        "Remove it, or set optim.name=muon"
+                    )
         if not 0 <= self.momentum < 1:
             raise ValueError(f"optim.momentum={self.momentum} must be in [0, 1)")
         if not all(0 <= beta < 1 for beta in self.betas):

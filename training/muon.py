@@ -1,6 +1,7 @@
-"""Muon: orthogonalized updates of the matrices, AdamW for all other parameters."""
+"""Muon and NorMuon: orthogonalized updates of matrices, AdamW for all other parameters."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,14 +10,35 @@ from torch import Tensor
 from kernels.fused.cast_cache import active_cast_cache
 from training.adamw import AdamW
 
-_QUINTIC = (3.4445, -4.7750, 2.0315)
-_ITERATIONS = 5
+Polynomial = tuple[float, float, float]
+"""Coefficients a, b, c of a s + b s^3 + c s^5, applied to each singular value s."""
+
+# Amsel et al. 2025 (arXiv 2505.16932): each polynomial is the closest to 1 on the interval that the
+# ones before leave, from [0.001, 1] on.
+_POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+)
+_SAFETY = 1.01  # room for rounding: a singular value above the interval may grow without bound
+POLYNOMIALS: dict[str, tuple[Polynomial, ...]] = {
+    "newton_schulz": ((3.4445, -4.7750, 2.0315),) * 5,
+    "polar_express": tuple(
+        (a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS
+    ),
+}
 _EPS = 1e-7
 _RMS = 0.2  # typical root mean square of AdamW's updates
 
 
 class Muon(AdamW):
-    """Muon for parameter groups with `momentum`, which must be matrices; AdamW for other groups."""
+    """Muon for parameter groups with `momentum`, which must be matrices; AdamW for other groups.
+
+    Such a group may also have `normalize_rows` (NorMuon), `orthogonalization`, a key of
+    POLYNOMIALS, and `cautious_decay`; see `AdamWConfig`.
+    """
 
     def __init__(self, groups: Any, **settings: Any) -> None:
         """Create the optimizer; arguments as for `AdamW`.
@@ -27,6 +49,9 @@ class Muon(AdamW):
         super().__init__(groups, **settings)
         for group in self.param_groups:
             group.setdefault("momentum", None)
+            group.setdefault("normalize_rows", False)
+            group.setdefault("orthogonalization", "newton_schulz")
+            group.setdefault("cautious_decay", False)
             shapes = [tuple(p.shape) for p in group["params"] if p.dim() != 2]
             if group["momentum"] is not None and shapes:
                 raise ValueError(
@@ -62,33 +87,35 @@ class Muon(AdamW):
         momentum, lr = group["momentum"], group["lr"]
         skip: Tensor | None = getattr(self, "found_inf", None)
         divisor: Tensor | None = getattr(self, "grad_scale", None)
-        for weight in weights:
-            if not self.state[weight]:
-                # PyTorch's Adam code, which loads this state, expects a step for each parameter.
-                self.state[weight]["step"] = torch.zeros((), device=weight.device)
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        states = [self._state_of(weight, group) for weight in weights]
         device = weights[0].device
         increment = torch.ones((), device=device) if skip is None else (skip == 0).float()
-        steps = [self.state[weight]["step"] for weight in weights]
-        torch._foreach_add_(steps, [increment] * len(steps))
+        torch._foreach_add_([state["step"] for state in states], [increment] * len(states))
         grads = torch.stack([weight.grad for weight in weights if weight.grad is not None])
         if divisor is not None:
             grads = grads / divisor
-        before = torch.stack(buffers)
-        means = before.lerp(grads, 1 - momentum)
+        buffers = [state["momentum_buffer"] for state in states]
+        means = torch.stack(buffers).lerp(grads, 1 - momentum)
+        polynomials = POLYNOMIALS[group["orthogonalization"]]
+        update = orthogonalize(grads.lerp(means, momentum), polynomials).to(grads.dtype)
         rows, columns = weights[0].shape
-        scale = _RMS * max(rows, columns) ** 0.5
-        update = orthogonalize(grads.lerp(means, momentum)).to(grads.dtype) * (lr * scale)
-        values = torch.stack(weights)
-        after = values * (1 - lr * group["weight_decay"]) - update
-        if skip is not None:  # a skipped step may contain values that are not finite
-            after, means = (
-                torch.where(skip > 0, values, after),
-                torch.where(skip > 0, before, means),
+        if group["normalize_rows"]:
+            squares = [state["row_squares"] for state in states]
+            mean = torch.stack(squares).lerp(
+                update.square().mean(-1, keepdim=True), 1 - group["betas"][1]
             )
-        torch._foreach_copy_(buffers, [*means])
-        torch._foreach_copy_(weights, [*after])
+            _write(squares, mean, skip)
+            update = update / mean.sqrt().clamp(min=_EPS)
+            size = update.norm(dim=(-2, -1), keepdim=True).clamp(min=_EPS)
+            update = update * (_RMS * (rows * columns) ** 0.5 / size)
+        else:
+            update = update * (_RMS * max(rows, columns) ** 0.5)
+        values = torch.stack(weights)
+        decayed = values * (1 - lr * group["weight_decay"])
+        if group["cautious_decay"]:
+            decayed = torch.where(values * update > 0, decayed, values)
+        _write(buffers, means, skip)
+        _write(weights, decayed - update * lr, skip)
         cache = active_cast_cache()
         if cache is not None:
             casts = [(cast, w) for w in weights if (cast := cache.find(w)) is not None]
@@ -96,20 +123,36 @@ class Muon(AdamW):
                 cast.copy_(weight)
             cache.mark_written(weight for _, weight in casts)
 
+    def _state_of(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """State of a matrix, which is created if there is none."""
+        state = self.state[weight]
+        if not state:
+            # PyTorch's Adam code, which loads this state, expects a step for each parameter.
+            state["step"] = torch.zeros((), device=weight.device)
+            state["momentum_buffer"] = torch.zeros_like(weight)
+            if group["normalize_rows"]:
+                state["row_squares"] = torch.zeros_like(weight[:, :1])
+        return state
 
-def orthogonalize(x: Tensor) -> Tensor:
+
+def _write(tensors: list[Tensor], values: Tensor, skip: Tensor | None) -> None:
+    """Write each of `values` into its tensor, unless the step is skipped."""
+    if skip is not None:  # a skipped step may contain values that are not finite
+        values = torch.where(skip > 0, torch.stack(tensors), values)
+    torch._foreach_copy_(tensors, [*values])
+
+
+def orthogonalize(x: Tensor, polynomials: Sequence[Polynomial]) -> Tensor:
     """Approximate U V^T of the singular value decomposition x = U S V^T, in bfloat16.
-
-    Uses a quintic Newton-Schulz iteration; resulting singular values are between 0.7 and 1.2.
 
     Args:
         x: (B, M, N), floating.
+        polynomials: applied in this order to the singular values, which start at 1 or below.
     """
-    a, b, c = _QUINTIC
     wide = x.shape[-2] <= x.shape[-1]
     y = x.bfloat16() if wide else x.bfloat16().mT
     y = y / y.norm(dim=(-2, -1), keepdim=True).clamp(min=_EPS)
-    for _ in range(_ITERATIONS):
+    for a, b, c in polynomials:
         gram = y @ y.mT
         y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
     return y if wide else y.mT

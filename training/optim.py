@@ -54,14 +54,14 @@ def changed_settings(step: int, before: AdamWConfig, now: AdamWConfig) -> list[s
 def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = False) -> AdamW:
     """Optimizer of `model`: AdamW with weight decay on matrices and embeddings, not on vectors.
 
-    With optim.name=muon, Muon updates the matrices of the blocks, with the same weight decay. If
-    `capturable`, the learning rate and the step counts stay on the GPU, so that a step can be
-    captured in a CUDA graph.
+    With optim.name=muon or normuon, that updates the matrices of the blocks, with the same weight
+    decay. If `capturable`, the learning rate and the step counts stay on the GPU, so that a step
+    can be captured in a CUDA graph.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     parameters = [p for _, p in named]
     hidden = []
-    if config.name == "muon":
+    if config.name != "adamw":
         hidden = [p for name, p in named if ".blocks." in f".{name}" and p.dim() == 2]
     muon_ids = set(map(id, hidden))
     decayed = [p for p in parameters if p.dim() >= 2 and id(p) not in muon_ids]
@@ -70,10 +70,14 @@ def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = 
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     if hidden:
-        groups.append(
-            {"params": hidden, "weight_decay": config.weight_decay, "momentum": config.momentum}
-        )
-    make = Muon if config.name == "muon" else AdamW
+        muon = {
+            "momentum": config.momentum,
+            "normalize_rows": config.name == "normuon",
+            "orthogonalization": config.orthogonalization,
+            "cautious_decay": config.cautious_decay,
+        }
+        groups.append({"params": hidden, "weight_decay": config.weight_decay, **muon})
+    make = AdamW if config.name == "adamw" else Muon
     return make(
         groups,
         lr=torch.tensor(config.lr, device=parameters[0].device) if capturable else config.lr,

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -6,7 +7,9 @@ from torch import Tensor, nn
 
 from kernels.fused.cast_cache import CastCache, cast_weight
 from training.adamw import AdamW
-from training.muon import Muon, orthogonalize
+from training.language.config import OptimConfig
+from training.muon import POLYNOMIALS, Muon, orthogonalize
+from training.optim import make_optimizer
 
 SHAPES = [(24, 8), (8, 24), (8, 8), (24, 8), (17, 5)]
 
@@ -22,9 +25,9 @@ def give_gradients(parameters: list[nn.Parameter], step: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator)
 
 
-def muon(parameters: list[nn.Parameter], **settings: float) -> Muon:
-    settings = {"lr": 0.02, "weight_decay": 0.1} | settings
-    return Muon([{"params": parameters, "momentum": 0.9}], **settings)
+def muon(parameters: list[nn.Parameter], **settings: Any) -> Muon:
+    group = {"params": parameters, "momentum": 0.9, **settings}
+    return Muon([group], lr=0.02, weight_decay=0.1)
 
 
 def test_muon_steps_match_pytorch() -> None:
@@ -45,34 +48,107 @@ def test_muon_steps_match_pytorch() -> None:
     assert not torch.allclose(ours[0], weights()[0], atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("newton_schulz", 0.6, 1.3), ("polar_express", 0.8, 1.15)]
+)
 @pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16), (1, 9, 9)])
-def test_singular_values_end_near_one(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape)
-    y = orthogonalize(x).float()
+def test_singular_values_end_near_one(
+    shape: tuple[int, ...], name: str, low: float, high: float
+) -> None:
+    polynomials = POLYNOMIALS[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    y = orthogonalize(x, polynomials).float()
     values = torch.linalg.svdvals(y)
-    assert values.min() > 0.6 and values.max() < 1.3
+    assert values.min() > low and values.max() < high
     u, _, v = torch.linalg.svd(x, full_matrices=False)
     near = u @ v
-    assert ((y - near).norm() / near.norm()) < 0.35
-    assert orthogonalize(torch.zeros(1, 4, 4)).abs().max() == 0
+    assert ((y - near).norm() / near.norm()) < (0.35 if name == "newton_schulz" else 0.15)
+    assert orthogonalize(torch.zeros(1, 4, 4), polynomials).abs().max() == 0
 
 
-def test_a_step_that_is_not_finite_is_skipped_and_gradients_are_divided() -> None:
+def test_polar_express_reaches_smaller_singular_values() -> None:
+    s = torch.tensor([0.002, 0.01, 0.1, 0.5, 1.0], dtype=torch.float64)
+    ends = []
+    for polynomials in POLYNOMIALS.values():
+        end = s
+        for a, b, c in polynomials:
+            end = a * end + b * end**3 + c * end**5
+        ends.append((end - 1).abs().max())
+    assert ends[1] < 0.2 < ends[0]
+
+
+def test_normuon_normalises_the_rows_of_the_update() -> None:
+    ours, plain = weights(), weights()
+    optimizer, other = muon(ours, normalize_rows=True), muon(plain)
+    squares = [torch.zeros(len(p), 1) for p in ours]
+    for step in range(3):
+        before = [p.detach().clone() for p in ours]
+        for p, q in zip(ours, plain, strict=True):
+            q.data.copy_(p.data)
+        give_gradients(ours, step)
+        give_gradients(plain, step)
+        optimizer.step()
+        other.step()
+        for n, (p, q, was) in enumerate(zip(ours, plain, before, strict=True)):
+            update, muons = (was * (1 - 0.02 * 0.1) - x.detach() for x in (p, q))
+            rows, columns = p.shape
+            orthogonal = muons / (0.02 * 0.2 * max(rows, columns) ** 0.5)
+            squares[n] += 0.001 * (orthogonal.square().mean(1, keepdim=True) - squares[n])
+            expected = orthogonal / squares[n].sqrt()
+            expected *= 0.02 * 0.2 * (rows * columns) ** 0.5 / expected.norm()
+            torch.testing.assert_close(update, expected, rtol=1e-3, atol=1e-6)
+            # AdamW's typical root mean square, and rows of nearly equal size
+            torch.testing.assert_close(update.square().mean().sqrt(), torch.tensor(0.02 * 0.2))
+    assert optimizer.state[ours[0]]["row_squares"].shape == (24, 1)
+
+
+def test_cautious_decay_spares_weights_that_grow() -> None:
+    ours, free, plain = weights(), weights(), weights()
+    before = [p.detach().clone() for p in ours]
+    for parameters, settings in (
+        (ours, {"cautious_decay": True}),
+        (free, {"weight_decay": 0.0}),
+        (plain, {}),
+    ):
+        give_gradients(parameters, 0)
+        muon(parameters, **settings).step()
+    for p, without, decayed, was in zip(ours, free, plain, before, strict=True):
+        shrinks = was * (was - without) > 0
+        assert 0 < shrinks.sum() < shrinks.numel()
+        torch.testing.assert_close(p, torch.where(shrinks, decayed, without))
+
+
+def test_settings_reach_the_optimizer() -> None:
+    model = nn.ModuleDict({"blocks": nn.Linear(3, 2), "head": nn.Linear(3, 2)})
+    settings = {"max_steps": 10, "batch_tokens": 64, "micro_batch_size": 1, "betas": (0.8, 0.9)}
+    for name, normalize in (("muon", False), ("normuon", True)):
+        chosen = {"orthogonalization": "polar_express", "cautious_decay": True, "momentum": 0.7}
+        optimizer = make_optimizer(model, OptimConfig(name=name, **settings, **chosen))
+        (group,) = (g for g in optimizer.param_groups if g["momentum"] is not None)
+        assert group["params"] == [model["blocks"].weight]
+        expected = chosen | {"normalize_rows": normalize, "betas": (0.8, 0.9)}
+        assert {key: group[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("normalize_rows", [False, True])
+def test_a_step_that_is_not_finite_is_skipped(normalize_rows: bool) -> None:
     ours = weights()
-    optimizer = muon(ours)
+    optimizer = muon(ours, normalize_rows=normalize_rows)
     give_gradients(ours, 0)
     optimizer.step()
     before = [p.detach().clone() for p in ours]
-    buffers = [optimizer.state[p]["momentum_buffer"].clone() for p in ours]
+    states = [{key: x.clone() for key, x in optimizer.state[p].items()} for p in ours]
     give_gradients(ours, 1)
     assert ours[2].grad is not None
     ours[2].grad[0, 0] = math.nan
     optimizer.found_inf = torch.ones(())
     optimizer.step()
-    for p, was, buffer in zip(ours, before, buffers, strict=True):
-        assert torch.equal(p, was) and optimizer.state[p]["step"] == 1
-        assert torch.equal(optimizer.state[p]["momentum_buffer"], buffer)
+    for p, was, state in zip(ours, before, states, strict=True):
+        assert torch.equal(p, was) and state["step"] == 1
+        assert all(torch.equal(optimizer.state[p][key], x) for key, x in state.items())
 
+
+def test_gradients_are_divided() -> None:
     results: list[list[Tensor]] = []
     for divisor in (1.0, 4.0):
         some = weights()

@@ -86,6 +86,12 @@ def test_cosine_is_above_linear_early_and_below_late():
             {"schedule": "wsd", "decay_share": 0.001},
             "optim.decay_share=0.001 of optim.max_steps=100 must be at least one step",
         ),
+        (
+            {"cautious_decay": True},
+            "optim.cautious_decay=True has no effect with optim.name=adamw.* optim.name=muon",
+        ),
+        ({"name": "lion"}, "optim.name='lion' must be one of adamw, muon, normuon"),
+        ({"z_loss": -1.0}, "optim.z_loss=-1.0 must be a finite number of at least 0. Try 1e-4"),
         ({"decay_share": 0.5}, "optim.decay_share=0.5 has no effect with optim.schedule=linear"),
         ({"grad_clip": -1.0}, "optim.grad_clip=-1.0 must be .* at least 0"),
     ],
