@@ -153,7 +153,7 @@ def test_command_line_wins_over_the_file():
         ),
         (
             [QUICKSTART, "parallel.mode=fsdp", "optim.name=muon"],
-            "optim.name=muon does not support parallel.mode=fsdp: Muon needs whole matrices",
+            "optim.name=muon does not support parallel.mode=fsdp: it needs whole matrices",
         ),
         ([QUICKSTART, "parallel.context=0"], "parallel.context=0 must be at least 1"),
         (
