@@ -8,6 +8,8 @@ from torch import Tensor
 
 from kernels.fused.cast_cache import active_cast_cache
 from training.adamw import AdamW
+from training.distributed import local_tensor
+from training.sharded_muon import apply_to_whole
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
@@ -58,7 +60,7 @@ class Muon(AdamW):
             self._step_batch(group, weights)
 
     def _step_batch(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Update all matrices of one shape (M, N) at once."""
+        """Update all matrices of one shape (M, N) at once; of sharded ones, this process's rows."""
         momentum, lr = group["momentum"], group["lr"]
         skip: Tensor | None = getattr(self, "found_inf", None)
         divisor: Tensor | None = getattr(self, "grad_scale", None)
@@ -67,19 +69,22 @@ class Muon(AdamW):
                 # PyTorch's Adam code, which loads this state, expects a step for each parameter.
                 self.state[weight]["step"] = torch.zeros((), device=weight.device)
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        buffers = [self.state[weight]["momentum_buffer"] for weight in weights]
+        first = weights[0]
+        buffers = [local_tensor(self.state[weight]["momentum_buffer"]) for weight in weights]
         device = weights[0].device
         increment = torch.ones((), device=device) if skip is None else (skip == 0).float()
         steps = [self.state[weight]["step"] for weight in weights]
         torch._foreach_add_(steps, [increment] * len(steps))
-        grads = torch.stack([weight.grad for weight in weights if weight.grad is not None])
+        grads = torch.stack([local_tensor(w.grad) for w in weights if w.grad is not None])
+        weights = [local_tensor(weight) for weight in weights]
         if divisor is not None:
             grads = grads / divisor
         before = torch.stack(buffers)
         means = before.lerp(grads, 1 - momentum)
-        rows, columns = weights[0].shape
+        rows, columns = first.shape
         scale = _RMS * max(rows, columns) ** 0.5
-        update = orthogonalize(grads.lerp(means, momentum)).to(grads.dtype) * (lr * scale)
+        update = apply_to_whole(orthogonalize, grads.lerp(means, momentum), first)
+        update = update.to(grads.dtype) * (lr * scale)
         values = torch.stack(weights)
         after = values * (1 - lr * group["weight_decay"]) - update
         if skip is not None:  # a skipped step may contain values that are not finite

@@ -43,11 +43,6 @@ class TrainConfig:
     run: RunConfig
 
     def __post_init__(self) -> None:
-        if self.parallel.mode == "fsdp" and self.optim.name == "muon":
-            raise ValueError(
-                "optim.name=muon does not support parallel.mode=fsdp: Muon needs whole matrices, "
-                "and fsdp shards them. Try parallel.mode=ddp, or optim.name=adamw"
-            )
         reason = unsupported_reason(self.model)
         if self.run.exportable and reason is not None:
             raise ValueError(
