@@ -9,11 +9,13 @@ from torch import Tensor
 from kernels.fused.cast_cache import active_cast_cache
 from training.adamw import AdamW
 from training.distributed import local_tensor
-from training.sharded_muon import apply_to_whole
+from training.sharded_muon import apply_to_whole, batch_size
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _EPS = 1e-7
+_BATCH_NUMBERS = 2**26
+"""Weights that a process updates at once; a step's temporary tensors take 32 bytes for each."""
 _RMS = 0.2  # typical root mean square of AdamW's updates
 
 
@@ -57,10 +59,12 @@ class Muon(AdamW):
             if weight.grad is not None:
                 batches[tuple(weight.shape), weight.dtype, weight.device].append(weight)
         for weights in batches.values():
-            self._step_batch(group, weights)
+            size = batch_size(weights[0], _BATCH_NUMBERS)
+            for first in range(0, len(weights), size):
+                self._step_batch(group, weights[first : first + size])
 
     def _step_batch(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Update all matrices of one shape (M, N) at once; of sharded ones, this process's rows."""
+        """Update matrices of one shape (M, N) at once; of sharded ones, this process's rows."""
         momentum, lr = group["momentum"], group["lr"]
         skip: Tensor | None = getattr(self, "found_inf", None)
         divisor: Tensor | None = getattr(self, "grad_scale", None)

@@ -51,6 +51,17 @@ def apply_to_whole(function: Callable[[Tensor], Tensor], shards: Tensor, weight:
     return _exchange(rows.reshape(sent.shape), group)[:n_matrices, :n_own]
 
 
+def batch_size(weight: Tensor, most: int) -> int:
+    """Number of matrices for which `apply_to_whole` keeps all processes busy.
+
+    Args:
+        weight: one of the matrices.
+        most: numbers in the share of a process; one that a process cannot divide may have more.
+    """
+    n_processes = weight.device_mesh.size() if isinstance(weight, DTensor) else 1
+    return n_processes * max(1, most // weight.numel())
+
+
 def _exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Send the i-th part of x to process i of the group, and return what all sent, by process."""
     x = x.contiguous()

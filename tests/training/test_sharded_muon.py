@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.training_runs import call_on_processes
+from training import muon
 from training.distributed import full_tensor, start_processes
 from training.muon import Muon
 from training.sharded_muon import apply_to_whole
@@ -42,7 +43,7 @@ def take_steps(weights: list[nn.Parameter], gradients: list[list[Tensor]]) -> li
     return [*(full_tensor(x.detach()) for x in whole), *(state["step"] for state in states)]
 
 
-def compare_with_whole_weights() -> None:
+def compare_with_whole_weights(batch_numbers: int) -> None:
     with start_processes("cpu") as processes:
         mesh = init_device_mesh("cpu", (processes.world_size,))
 
@@ -53,6 +54,7 @@ def compare_with_whole_weights() -> None:
         gradients[1][0][0, 0] = math.nan  # known to one process only
         expected = take_steps([nn.Parameter(x) for x in numbers(0)], gradients)
         sharded = [[shard(grad) for grad in grads] for grads in gradients]
+        muon._BATCH_NUMBERS = batch_numbers
         actual = take_steps([nn.Parameter(shard(x)) for x in numbers(0)], sharded)
         for one, other in zip(actual, expected, strict=True):
             assert torch.equal(one, other), (one.shape, (one - other).abs().max())
@@ -80,9 +82,13 @@ def count_matrices() -> None:
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("n", "check"),
-    [(2, compare_with_whole_weights), (3, compare_with_whole_weights), (3, count_matrices)],
+    ("n", "check", "arguments"),
+    [
+        (2, compare_with_whole_weights, [1]),  # a matrix for each process at a time
+        (3, compare_with_whole_weights, [2**26]),
+        (3, count_matrices, []),
+    ],
 )
-def test_sharded_matrices_match_whole_ones(tmp_path, n, check) -> None:
-    ends = call_on_processes(n, tmp_path, check)
+def test_sharded_matrices_match_whole_ones(tmp_path, n, check, arguments) -> None:
+    ends = call_on_processes(n, tmp_path, check, *arguments)
     assert [status for status, _ in ends] == [0] * n, ends
