@@ -70,14 +70,14 @@ def test_fsdp_gives_the_losses_of_one_process(run, tmp_path, options):
 @pytest.mark.distributed
 @pytest.mark.parametrize("options", [[], [MUON]], ids=["adamw", "muon"])
 def test_resumes_across_one_process_ddp_and_fsdp(run, tmp_path, options):
-    same = (*SAME, *options)
+    same = (*SAME, "optim.batch_tokens=192", "optim.micro_batch_size=1", *options)
     run(*same, f"run.out_dir={tmp_path / 'one'}")
-    together = partial(in_two_processes, run)
+    two, three = partial(in_processes, 2, run), partial(in_processes, 3, run)
     for last, train, mode in (
         (3, run, []),
-        (5, together, []),
-        (6, together, [FSDP]),
-        (7, together, [FSDP]),
+        (5, two, []),
+        (6, two, [FSDP]),
+        (7, three, [FSDP]),  # uneven shards of 32 rows
         (8, run, [FSDP]),
     ):
         train(*same, *mode, "run.save_every=1", f"optim.max_steps={last}")
