@@ -14,8 +14,9 @@ from training.sharded_muon import apply_to_whole, batch_size
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _EPS = 1e-7
-_BATCH_NUMBERS = 2**26
-"""Weights that a process updates at once; a step's temporary tensors take 32 bytes for each."""
+_BATCH_ELEMENTS = 2**25
+"""Elements that a process updates at once, unless a matrix has more. A step's temporary tensors take
+32 bytes for each, 1 GiB, while no activations are in memory."""
 _RMS = 0.2  # typical root mean square of AdamW's updates
 
 
@@ -59,7 +60,7 @@ class Muon(AdamW):
             if weight.grad is not None:
                 batches[tuple(weight.shape), weight.dtype, weight.device].append(weight)
         for weights in batches.values():
-            size = batch_size(weights[0], _BATCH_NUMBERS)
+            size = batch_size(weights[0], _BATCH_ELEMENTS)
             for first in range(0, len(weights), size):
                 self._step_batch(group, weights[first : first + size])
 

@@ -12,11 +12,11 @@ from torch.nn.functional import pad
 def apply_to_whole(function: Callable[[Tensor], Tensor], shards: Tensor, weight: Tensor) -> Tensor:
     """Apply a function to a batch of matrices, of which each process has some rows.
 
-    Each process gets an equal number of the matrices, applies the function to them, and sends the
-    rows of the results back. So each process exchanges as much as it stores, and computes a share
-    of what one process would. Liu et al. 2025, "Muon is Scalable for LLM Training" (arXiv
-    2502.16982), shard Muon in this way. All processes must call this together; none waits for its
-    GPU.
+    Each process receives an equal number of whole matrices, applies the function to them, and sends
+    the rows of the results back. Work and memory are those of one process, divided by the number of
+    processes. Liu et al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982), divide
+    Muon's work in this way, as does torchtitan. All processes must call this together. Nothing here
+    waits for the GPU, so a CUDA graph can capture it.
 
     Args:
         function: maps a batch of matrices (B, M, N) in bfloat16 to one of the same shape and dtype.
@@ -33,15 +33,15 @@ def apply_to_whole(function: Callable[[Tensor], Tensor], shards: Tensor, weight:
     assert weight.placements == (Shard(0),), weight.placements  # as by FSDP2 on a mesh of one axis
     group = weight.device_mesh.get_group()
     (n_matrices, n_own, columns), n_processes = shards.shape, dist.get_world_size(group)
-    # The last shards of a matrix may have fewer rows, or none: all are sent with as many.
+    # FSDP2's last shards may have fewer rows, or none. Equal parts need no sizes on the CPU.
     n_rows = -(-weight.shape[0] // n_processes)
     n_each = -(-n_matrices // n_processes)
     missing = n_processes * n_each - n_matrices
     sent = shards.bfloat16()
     if missing or n_own < n_rows:
         sent = pad(sent, (0, 0, 0, n_rows - n_own, 0, missing))
-    # Process r computes matrices r * n_each to (r + 1) * n_each - 1: adjacent, so the batch is sent
-    # without a copy. What arrives are the rows of its matrices, by sender.
+    # Process r gets matrices r * n_each to (r + 1) * n_each - 1. Adjacent ones need no copy before
+    # they are sent. The rows that arrive are sorted by sender, then by matrix.
     rows = _exchange(sent, group).view(n_processes, n_each, n_rows, columns)
     whole = rows.transpose(0, 1).reshape(n_each, n_processes * n_rows, columns)
     results = function(whole[:, : weight.shape[0]])
@@ -52,11 +52,11 @@ def apply_to_whole(function: Callable[[Tensor], Tensor], shards: Tensor, weight:
 
 
 def batch_size(weight: Tensor, most: int) -> int:
-    """Number of matrices for which `apply_to_whole` keeps all processes busy.
+    """Number of matrices for one call of `apply_to_whole`: equally many for each process.
 
     Args:
         weight: one of the matrices.
-        most: numbers in the share of a process; one that a process cannot divide may have more.
+        most: maximum number of elements for each process; a process gets at least one matrix.
     """
     n_processes = weight.device_mesh.size() if isinstance(weight, DTensor) else 1
     return n_processes * max(1, most // weight.numel())

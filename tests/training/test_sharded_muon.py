@@ -13,7 +13,7 @@ from tests.training_runs import call_on_processes
 from training import muon
 from training.distributed import full_tensor, start_processes
 from training.muon import Muon
-from training.sharded_muon import apply_to_whole
+from training.sharded_muon import apply_to_whole, batch_size
 
 # On three processes: uneven shards, empty shards, wide, tall, and batches of 3, 1 and 2 matrices.
 SHAPES = [(17, 5), (24, 8), (17, 5), (1, 8), (8, 24), (2, 8), (17, 5), (4, 6), (24, 8)]
@@ -43,7 +43,7 @@ def take_steps(weights: list[nn.Parameter], gradients: list[list[Tensor]]) -> li
     return [*(full_tensor(x.detach()) for x in whole), *(state["step"] for state in states)]
 
 
-def compare_with_whole_weights(batch_numbers: int) -> None:
+def compare_with_whole_weights(batch_elements: int) -> None:
     with start_processes("cpu") as processes:
         mesh = init_device_mesh("cpu", (processes.world_size,))
 
@@ -54,7 +54,7 @@ def compare_with_whole_weights(batch_numbers: int) -> None:
         gradients[1][0][0, 0] = math.nan  # known to one process only
         expected = take_steps([nn.Parameter(x) for x in numbers(0)], gradients)
         sharded = [[shard(grad) for grad in grads] for grads in gradients]
-        muon._BATCH_NUMBERS = batch_numbers
+        muon._BATCH_ELEMENTS = batch_elements
         actual = take_steps([nn.Parameter(shard(x)) for x in numbers(0)], sharded)
         for one, other in zip(actual, expected, strict=True):
             assert torch.equal(one, other), (one.shape, (one - other).abs().max())
@@ -76,6 +76,8 @@ def count_matrices() -> None:
 
         means = apply_to_whole(column_means, shards, like)
         expected = batch.mean(1, keepdim=True).bfloat16()
+        assert batch_size(like, 39) == 9 and batch_size(like, 9) == 3  # 3 or 1 for each process
+        assert batch_size(batch[0], 39) == 3
         assert shapes == [(3, 5, 2)] and torch.equal(means, expected.expand_as(shards))
         assert dist.get_world_size() == 3 and means.shape == shards.shape
 
@@ -85,7 +87,7 @@ def count_matrices() -> None:
     ("n", "check", "arguments"),
     [
         (2, compare_with_whole_weights, [1]),  # a matrix for each process at a time
-        (3, compare_with_whole_weights, [2**26]),
+        (3, compare_with_whole_weights, [2**25]),
         (3, count_matrices, []),
     ],
 )
