@@ -15,8 +15,8 @@ _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _EPS = 1e-7
 _BATCH_ELEMENTS = 2**25
-"""Elements that a process updates at once, unless a matrix has more. A step's temporary tensors take
-32 bytes for each, 1 GiB, while no activations are in memory."""
+"""Elements that a process updates at once, unless a matrix has more. The temporary tensors of a
+step take 32 bytes for each, 1 GiB, while no activations are in memory."""
 _RMS = 0.2  # typical root mean square of AdamW's updates
 
 
