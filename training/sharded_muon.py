@@ -14,9 +14,11 @@ def apply_to_whole(function: Callable[[Tensor], Tensor], shards: Tensor, weight:
 
     Each process receives an equal number of whole matrices, applies the function to them, and sends
     the rows of the results back. Work and memory are those of one process, divided by the number of
-    processes. Liu et al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982), divide
-    Muon's work in this way, as does torchtitan. All processes must call this together. Nothing here
-    waits for the GPU, so a CUDA graph can capture it.
+    processes. Liu et al. 2025, "Muon is Scalable for LLM Training" (arXiv 2502.16982), shard Muon's
+    state and gather matrices; torchtitan's DistributedMuon also gives each matrix to one process.
+
+    All processes must call this together. Nothing here waits for the GPU, so a CUDA graph can
+    capture it.
 
     Args:
         function: maps a batch of matrices (B, M, N) in bfloat16 to one of the same shape and dtype.
