@@ -13,7 +13,8 @@ from tests.training_runs import in_processes, in_two_processes, losses
 from training.metrics import read_metrics
 
 SAME = ("model.dropout=0.0", "optim.schedule=constant")
-FSDP = "parallel.mode=fsdp"
+FSDP, MUON = "parallel.mode=fsdp", "optim.name=muon"
+ACCUMULATED = ("optim.micro_batch_size=1",)
 # CUDA graph replays start after the first twelve steps
 CAPTURED = ["run.device=cuda", "run.compile=true", "optim.max_steps=20", "optim.lr=1e-3"]
 BY_RING = ["model.context_length=4096", "optim.batch_tokens=8192", "optim.micro_batch_size=1"]
@@ -48,9 +49,18 @@ def assert_same_losses(one, other):
         pytest.param(
             ["run.dtype=bfloat16", "parallel.gather_dtype=float32"], marks=pytest.mark.slow
         ),
+        pytest.param(
+            [MUON, "parallel.reshard=false", "run.activation_checkpointing=full", *ACCUMULATED],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [MUON, "run.dtype=bfloat16", "parallel.gather_dtype=float32", "model.norm=rms_norm"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(CAPTURED, marks=pytest.mark.gpu(2)),
+        pytest.param([MUON, *CAPTURED], marks=pytest.mark.gpu(2)),
     ],
-    ids=["plain", "modern", "untied", "bfloat16", "gpu"],
+    ids=["plain", "modern", "untied", "bfloat16", "muon", "muon-bfloat16", "gpu", "gpu-muon"],
 )
 def test_fsdp_gives_the_losses_of_one_process(run, tmp_path, options):
     one, two = tmp_path / "one", tmp_path / "two"
@@ -61,17 +71,19 @@ def test_fsdp_gives_the_losses_of_one_process(run, tmp_path, options):
 
 
 @pytest.mark.distributed
-def test_resumes_across_one_process_ddp_and_fsdp(run, tmp_path):
-    run(*SAME, f"run.out_dir={tmp_path / 'one'}")
-    together = partial(in_two_processes, run)
-    for last, train, options in (
+@pytest.mark.parametrize("options", [[], ["optim.name=normuon"]], ids=["adamw", "normuon"])
+def test_resumes_across_one_process_ddp_and_fsdp(run, tmp_path, options):
+    same = (*SAME, "optim.batch_tokens=192", "optim.micro_batch_size=1", *options)
+    run(*same, f"run.out_dir={tmp_path / 'one'}")
+    two, three = partial(in_processes, 2, run), partial(in_processes, 3, run)
+    for last, train, mode in (
         (3, run, []),
-        (5, together, []),
-        (6, together, [FSDP]),
-        (7, together, [FSDP]),
+        (5, two, []),
+        (6, two, [FSDP]),
+        (7, three, [FSDP]),  # uneven shards of 32 rows
         (8, run, [FSDP]),
     ):
-        train(*SAME, *options, "run.save_every=1", f"optim.max_steps={last}")
+        train(*same, *mode, "run.save_every=1", f"optim.max_steps={last}")
     assert_same_losses(tmp_path / "one", run.out_dir)
 
 

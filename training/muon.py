@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from kernels.fused.cast_cache import active_cast_cache
 from training.adamw import AdamW
+from training.distributed import local_tensor
+from training.sharded_muon import apply_to_whole, batch_size, sum_over_shards
 
 Polynomial = tuple[float, float, float]
 """Coefficients a, b, c of a s + b s^3 + c s^5, applied to each singular value s."""
@@ -30,6 +33,9 @@ POLYNOMIALS: dict[str, tuple[Polynomial, ...]] = {
     ),
 }
 _EPS = 1e-7
+_BATCH_ELEMENTS = 2**25
+"""Elements that a process updates at once, unless a matrix has more. The temporary tensors of a
+step take 32 bytes for each, 1 GiB, while no activations are in memory."""
 _RMS = 0.2  # typical root mean square of AdamW's updates
 
 
@@ -80,34 +86,36 @@ class Muon(AdamW):
             if weight.grad is not None:
                 batches[tuple(weight.shape), weight.dtype, weight.device].append(weight)
         for weights in batches.values():
-            self._step_batch(group, weights)
+            size = batch_size(weights[0], _BATCH_ELEMENTS)
+            for first in range(0, len(weights), size):
+                self._step_batch(group, weights[first : first + size])
 
     def _step_batch(self, group: dict[str, Any], weights: list[Tensor]) -> None:
-        """Update all matrices of one shape (M, N) at once."""
+        """Update matrices of one shape (M, N) at once; of sharded ones, this process's rows."""
         momentum, lr = group["momentum"], group["lr"]
         skip: Tensor | None = getattr(self, "found_inf", None)
         divisor: Tensor | None = getattr(self, "grad_scale", None)
         states = [self._state_of(weight, group) for weight in weights]
-        device = weights[0].device
+        first, device = weights[0], weights[0].device
         increment = torch.ones((), device=device) if skip is None else (skip == 0).float()
         torch._foreach_add_([state["step"] for state in states], [increment] * len(states))
-        grads = torch.stack([weight.grad for weight in weights if weight.grad is not None])
+        grads = torch.stack([local_tensor(w.grad) for w in weights if w.grad is not None])
+        weights = [local_tensor(weight) for weight in weights]
         if divisor is not None:
             grads = grads / divisor
-        buffers = [state["momentum_buffer"] for state in states]
+        buffers = [local_tensor(state["momentum_buffer"]) for state in states]
         means = torch.stack(buffers).lerp(grads, 1 - momentum)
-        polynomials = POLYNOMIALS[group["orthogonalization"]]
-        update = orthogonalize(grads.lerp(means, momentum), polynomials).to(grads.dtype)
-        rows, columns = weights[0].shape
+        function = partial(orthogonalize, polynomials=POLYNOMIALS[group["orthogonalization"]])
+        update = apply_to_whole(function, grads.lerp(means, momentum), first).to(grads.dtype)
+        rows, columns = first.shape
         if group["normalize_rows"]:
-            squares = [state["row_squares"] for state in states]
-            mean = torch.stack(squares).lerp(
-                update.square().mean(-1, keepdim=True), 1 - group["betas"][1]
-            )
+            squares = [local_tensor(state["row_squares"]) for state in states]
+            square = update.square().mean(-1, keepdim=True)
+            mean = torch.stack(squares).lerp(square, 1 - group["betas"][1])
             _write(squares, mean, skip)
             update = update / mean.sqrt().clamp(min=_EPS)
-            size = update.norm(dim=(-2, -1), keepdim=True).clamp(min=_EPS)
-            update = update * (_RMS * (rows * columns) ** 0.5 / size)
+            size = sum_over_shards(update.square().sum((-2, -1), keepdim=True), first).sqrt()
+            update = update * (_RMS * (rows * columns) ** 0.5 / size.clamp(min=_EPS))
         else:
             update = update * (_RMS * max(rows, columns) ** 0.5)
         values = torch.stack(weights)

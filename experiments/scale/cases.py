@@ -91,6 +91,12 @@ def _fsdp(_: float) -> Iterator[Case]:
             yield _case("fsdp", "GPT-2 medium", context, 2, way, 2 * TOKENS)
 
 
+def _muon(_: float) -> Iterator[Case]:
+    """Muon orthogonalizes once a step: after one micro-batch, and after as many as the recipe."""
+    for tokens, way in product((2 * TOKENS, RECIPE_TOKENS), ("fsdp", "fsdp, muon")):
+        yield _case("muon", "GPT-2 medium", 1024, 2, way, tokens)
+
+
 def _large(_: float) -> Iterator[Case]:
     """Models too large for one GPU, and the effect of activation checkpointing."""
     for checkpointing in ("none", "selective", "full"):
@@ -125,6 +131,7 @@ def _longest(card: float) -> Iterator[Case]:
 PARTS: dict[str, Callable[[float], Iterator[Case]]] = {
     "ddp": _ddp,
     "fsdp": _fsdp,
+    "muon": _muon,
     "large": _large,
     "context": _context,
     "long": _long_contexts,
@@ -157,7 +164,12 @@ def _case(
     config = TrainConfig(
         model=replace(ModelConfig(context_length=context, mask=mask), **SHAPES[model]),
         data=DataConfig(path="unused"),
-        optim=OptimConfig(max_steps=1, batch_tokens=batch_tokens, micro_batch_size=size),
+        optim=OptimConfig(
+            name="muon" if detail == "muon" else "adamw",
+            max_steps=1,
+            batch_tokens=batch_tokens,
+            micro_batch_size=size,
+        ),
         run=RunConfig(out_dir="unused", activation_checkpointing=checkpointing),
         parallel=ParallelConfig(
             mode="fsdp" if parallelism == "fsdp" else "ddp",

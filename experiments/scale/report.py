@@ -84,6 +84,15 @@ def fsdp_table(result: Row) -> str:
     return _table(both, columns)
 
 
+def muon_table(result: Row) -> str:
+    """GPT-2 medium with fsdp: tokens/s of Muon compared with AdamW."""
+    steps = _steps(result, "muon")
+    steps["optimizer"] = ["Muon" if way.endswith("muon") else "AdamW" for way in steps["way"]]
+    both = _compare(steps, steps.query("way == 'fsdp'"), "batch_tokens")
+    columns = {"tokens per step": "{batch_tokens:,}", "optimizer": "{optimizer}", **SPEED}
+    return _table(both, {**columns, "x AdamW": "{times:.3f}", **MEMORY})
+
+
 def large_table(result: Row) -> str:
     """Models that need two GPUs."""
     steps = _steps(result, "large")

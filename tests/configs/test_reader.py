@@ -151,10 +151,6 @@ def test_command_line_wins_over_the_file():
             [QUICKSTART, "parallel.reshard=false"],
             "parallel.reshard=False has no effect with parallel.mode=ddp",
         ),
-        (
-            [QUICKSTART, "parallel.mode=fsdp", "optim.name=muon"],
-            "optim.name=muon does not support parallel.mode=fsdp: it needs whole matrices",
-        ),
         ([QUICKSTART, "parallel.context=0"], "parallel.context=0 must be at least 1"),
         (
             [GPT2, "model.attention_dropout=0", "model.context_length=1000", "parallel.context=3"],

@@ -51,11 +51,6 @@ class TrainConfig:
     run: RunConfig
 
     def __post_init__(self) -> None:
-        if self.parallel.mode == "fsdp" and self.optim.name != "adamw":
-            raise ValueError(
-                f"optim.name={self.optim.name} does not support parallel.mode=fsdp: it needs whole "
-                "matrices, and fsdp shards them. Try parallel.mode=ddp, or optim.name=adamw"
-            )
         reason = unsupported_reason(self.model)
         if self.run.exportable and reason is not None:
             raise ValueError(
