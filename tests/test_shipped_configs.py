@@ -23,6 +23,7 @@ KINDS = {
     "paper/gpt2_small_1k": TINY_GPT,
     "paper/gpt2_medium_4k": (*TINY_GPT, *BUTTERFLY),
     "long_4k": (*TINY_GPT, *GROWS, "model.n_kv_head=1", "model.window_size=9"),
+    "modern_small_4k": (*TINY_GPT, *GROWS, "model.n_kv_head=1", "model.window_size=9"),
     "quickstart": TINY_GPT,
     "lra/listops": TINY_CLASSIFIER,
     "lra/image": TINY_CLASSIFIER,
@@ -46,7 +47,7 @@ def data(corpus, tmp_path_factory):
     """Data paths by the first word of a configuration's name."""
     tasks = tmp_path_factory.mktemp("lra")
     make_tasks(tasks, "listops", "image", "retrieval", "pathfinder32")
-    texts = {"gpt2": corpus, "long": corpus, "quickstart": corpus}
+    texts = dict.fromkeys(("gpt2", "long", "modern", "quickstart"), corpus)
     return texts | {folder.name.removesuffix("32"): folder for folder in tasks.iterdir()}
 
 

@@ -1,5 +1,6 @@
 """Forest plot: effects of a longer context and of a butterfly mask, with 95% intervals."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -57,17 +58,42 @@ def differences(result: Result) -> dict[tuple[str, str], Row]:
 
 def draw(larger: Result, smaller: Result) -> Figure:
     """Draw one row per comparison: the larger budget filled, the smaller one open."""
-    budgets = {_name(result): differences(result) for result in (larger, smaller)}
+    gaps = [differences(result) for result in (larger, smaller)]
     groups = {
-        title: kept
+        title: {
+            label: [by_budget.get(pair) for by_budget in gaps]
+            for label, pair in rows.items()
+            if any(pair in by_budget for by_budget in gaps)
+        }
         for title, rows in ROWS.items()
-        if (kept := {r: p for r, p in rows.items() if any(p in gaps for gaps in budgets.values())})
     }
+    names = [_name(result) for result in (larger, smaller)]
+    headings = [name.split()[0] for name in names]
+    return draw_effects(groups, names, headings, limit=LIMIT)
+
+
+def draw_effects(
+    groups: Mapping[str, Mapping[str, Sequence[Row | None]]],
+    names: Sequence[str],
+    headings: Sequence[str],
+    *,
+    limit: float,
+) -> Figure:
+    """Draw differences with intervals, one line each; empty groups are left out.
+
+    Args:
+        groups: by title and label, two differences (nats, interval) or None: the first is drawn
+            filled, the second open.
+        names: of the two, for the legend.
+        headings: of the two, for the columns of numbers.
+        limit: half width of the axis, nats. An arrow marks a difference beyond it.
+    """
+    groups = {title: rows for title, rows in groups.items() if rows}
     n_lines = sum(1 + len(rows) for rows in groups.values())
     height = 1.3 + 0.3 * n_lines
     figure = Figure(figsize=(8.5, height))
     axes = figure.add_axes((0.44, 0.6 / height, 0.4, 1 - 1.1 / height))
-    axes.set(xlim=(-LIMIT, LIMIT), ylim=(n_lines - 0.3, -1.2), yticks=[])
+    axes.set(xlim=(-limit, limit), ylim=(n_lines - 0.3, -1.2), yticks=[])
     axes.set_xlabel("better  ←   nats per token, 95% interval   →  worse")
     axes.axvline(0, color="black", lw=1)
     axes.grid(axis="x", alpha=0.3)
@@ -79,22 +105,23 @@ def draw(larger: Result, smaller: Result) -> Figure:
         axes.text(column, line, text, **at, **look)
 
     line = 0
-    for column, name in zip(COLUMNS, budgets, strict=True):
-        write(column, -0.8, name.split()[0], ha="right")
+    for column, heading in zip(COLUMNS, headings, strict=True):
+        write(column, -0.8, heading, ha="right")
     for title, rows in groups.items():
         write(-1.08, line, title, weight="bold")
-        for label, pair in rows.items():
+        for label, gaps in rows.items():
             line += 1
             write(-1.04, line, label)
             colour = OUR_SPARSE if title == BUTTERFLY else OURS
-            for number, gaps in enumerate(budgets.values()):
-                if pair in gaps:
-                    _mark(axes, gaps[pair], line + 0.3 * number - 0.15, colour, filled=number == 0)
-                    write(COLUMNS[number], line, f"{gaps[pair]['nats']:+.3f}", ha="right")
+            for number, gap in enumerate(gaps):
+                if gap is not None:
+                    y = line + 0.3 * number - 0.15
+                    _mark(axes, gap, y, colour, limit, filled=number == 0)
+                    write(COLUMNS[number], line, f"{gap['nats']:+.3f}", ha="right")
         line += 1
     handles = [
         axes.errorbar([], [], fmt="o", mfc=colour, color="black", label=name)
-        for colour, name in zip(("black", "white"), budgets, strict=True)
+        for colour, name in zip(("black", "white"), names, strict=True)
     ]
     figure.legend(handles=handles, loc="upper center", ncols=2, frameon=False)
     return figure
@@ -107,11 +134,11 @@ def _name(result: Result) -> str:
     return f"{tokens_text(models[0]['tokens'])} training tokens, {seeds} seed{'s' * (seeds > 1)}"
 
 
-def _mark(axes: Axes, gap: Row, y: float, colour: str, *, filled: bool) -> None:
+def _mark(axes: Axes, gap: Row, y: float, colour: str, limit: float, *, filled: bool) -> None:
     """Draw a mean with its interval, or an arrow if the mean is off the axis."""
     nats, (low, high) = gap["nats"], gap["interval"]
-    if abs(nats) > LIMIT:
-        side = LIMIT if nats > 0 else -LIMIT
+    if abs(nats) > limit:
+        side = limit if nats > 0 else -limit
         tip = {"arrowstyle": "->", "color": colour, "lw": 1.5}
         axes.annotate("", (side, y), (0.8 * side, y), arrowprops=tip)
         return

@@ -1,6 +1,9 @@
 """Models of our Table 4, and their training budgets."""
 
 from dataclasses import dataclass
+from typing import Any
+
+from experiments.table4.parts import WITH, WITHOUT
 
 _BUTTERFLY = ("model.mask.pattern=butterfly",)
 _OF_4K = ("data.consecutive_windows=4",)
@@ -28,6 +31,14 @@ class Model:
     """Model whose GPU-hours it is trained for, instead of the tokens of the budget."""
     share: float = 1.0
     """Share of the budget's steps."""
+
+
+_RECIPE_LR = "optim.lr=3e-3"
+
+
+def _recipe(*overrides: str, **settings: Any) -> Model:
+    """The modern recipe, at the learning rate of short runs."""
+    return Model("4k", (_RECIPE_LR, *overrides), recipe="modern_small", **settings)
 
 
 # 1k_of_4k sees the same tokens as 4k in the same order, with the history of 1k. It differs from 1k
@@ -76,6 +87,11 @@ MODELS = {
     "4k_modern_adamw": Model("4k", (*_FROM_SCRATCH, "optim.name=adamw"), recipe="long"),
     "4k_modern_same_time": Model("4k", _FROM_SCRATCH, recipe="long", same_time_as="4k"),
     "1k_to_4k_modern": Model("4k", recipe="long"),
+    "4k_same_lr": Model("4k", (_RECIPE_LR,)),
+    "recipe": _recipe(),
+    "recipe_shorter": _recipe(share=0.8),
+    "recipe_same_time": _recipe(same_time_as="4k"),
+    **{name: _recipe(*part.overrides) for name, part in {**WITHOUT, **WITH}.items()},
 }
 
 

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from evaluation.results import Row
 from experiments.harness import Result
+from experiments.table4.parts import PAIRS_OF_PARTS
 
 
 class Question(NamedTuple):
@@ -90,13 +91,16 @@ QUESTIONS = (
     ),
     Question(
         "a modern recipe instead of GPT-2's, equal tokens",
-        tuple((name, "4k") for name in ("4k_modern", "4k_modern_adamw", "4k_muon")),
+        tuple((name, "4k") for name in ("4k_modern", "4k_modern_adamw", "4k_muon", "recipe")),
     ),
     Question(
         "a modern recipe instead of GPT-2's, equal time",
-        (("4k_modern_same_time", "4k"),),
+        (("4k_modern_same_time", "4k"), ("recipe_same_time", "4k")),
         by_position=True,
     ),
+    Question("a learning rate of 3e-3 instead of 1e-3, equal tokens", (("4k_same_lr", "4k"),)),
+    Question("four fifths of the tokens", (("recipe_shorter", "recipe"),)),
+    Question("one part of the modern recipe, or one more, equal tokens", PAIRS_OF_PARTS),
 )
 
 QUESTION_OF = {pair: question for question in QUESTIONS for pair in question.pairs}

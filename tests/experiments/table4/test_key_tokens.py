@@ -38,7 +38,7 @@ def test_runs_are_scored_again_on_key_tokens_but_not_trained(
     tiny, choose, corpus, other_corpus, capsys, monkeypatch
 ):
     monkeypatch.setattr(report, "PAIRS", PAIRS := [("long", "short")])
-    monkeypatch.setattr("experiments.table4.__main__.PAIRS", PAIRS)
+    monkeypatch.setattr("experiments.table4.sweep.PAIRS", PAIRS)
     monkeypatch.setitem(report.QUESTION_OF, PAIRS[0], report.QUESTION_OF["4k", "1k"])
     both = ("--score-on", str(corpus), str(other_corpus))
     out, _ = tiny(*NAMES, "1", *both)

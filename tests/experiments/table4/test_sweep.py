@@ -15,9 +15,9 @@ from data.text.shards import TokenStream
 from data.text.sources import open_source
 from evaluation.sums import read_scored, write_scored
 from experiments import gpu_pool, sweep
-from experiments.table4 import __main__ as reproduce_table4
 from experiments.table4 import report
 from experiments.table4.report import markdown
+from experiments.table4.sweep import make_plan
 from tests.experiments.table4 import tiny_sweep
 from tests.experiments.table4.tiny_sweep import FinishedProcess, trained, without_pictures
 from training.environment import read_starts
@@ -219,10 +219,10 @@ def test_all_runs_are_scored_by_one_plan():
         return SimpleNamespace(config=SimpleNamespace(model=model))
 
     jobs = [job(64), job(32), job(64), job(128)]
-    plan = reproduce_table4.make_plan(jobs, None, None)
+    plan = make_plan(jobs, None, None)
     assert (plan.strides, plan.histories) == (None, (32, 64, 128))
     assert (plan.near, plan.first) == (32, 128)
-    plan = reproduce_table4.make_plan(jobs, [16], [32])
+    plan = make_plan(jobs, [16], [32])
     assert (plan.strides, plan.histories) == (
         (16,),
         (32, 128),

@@ -9,7 +9,7 @@ import pytest
 from evaluation import score
 from evaluation.sums import read_scored, write_scored
 from experiments import sweep
-from experiments.table4 import __main__ as reproduce_table4
+from experiments.table4 import sweep as table4_sweep
 from tests.experiments.table4 import tiny_sweep
 from tests.experiments.table4.tiny_sweep import trained
 
@@ -120,7 +120,7 @@ def report_only(tiny, monkeypatch, *names):
         patch.setattr(score, "token_losses", fail)
         patch.setattr(score.Run, "model", property(fail))
         patch.setattr("experiments.gpu_pool._start", fail)
-        patch.setattr(reproduce_table4, "write_report", lambda *_: None)  # pictures take seconds
+        patch.setattr(table4_sweep, "write_report", lambda *_: None)  # pictures take seconds
         patch.setattr("experiments.reports.save", lambda *_: None)
         out, _ = tiny("--models", *names, "--report-only")
     result = json.loads((out / "table4.json").read_text())

@@ -1,4 +1,4 @@
-"""Models that are trained in a second, for the tests of experiments/table4/__main__.py."""
+"""Models that are trained in a second, for the tests of the sweep of Table 4."""
 
 import shutil
 import tempfile

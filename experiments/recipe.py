@@ -1,0 +1,139 @@
+"""Effect of each part of the modern recipe on the loss, with intervals.
+
+    python -m experiments.recipe --data out/data/long_documents --stride 2048
+
+Trains the modern recipe (configs/modern_small_4k.yaml) with each of its parts removed, and with
+each candidate added, on 118M tokens with three seeds, and GPT-2's recipe. It is a sweep of
+experiments.table4, with the same options: it resumes, and several machines can share it. Writes
+OUT/table4.json, and OUT/recipe.json with a table and a picture of all parts.
+
+At equal time, a part that makes a step slower leaves fewer tokens. This is estimated from the time
+per token with and without the part, and from the recipe's loss after four fifths of the tokens.
+"""
+
+from argparse import Namespace
+from pathlib import Path
+
+from experiments.harness import Command
+from experiments.table4.options import add_sweep_options, check_sweep_options
+from experiments.table4.parts import PAIRS_OF_PARTS, WITH, WITHOUT
+
+NAMES = {name.split("_", 2)[2]: name for name in {**WITHOUT, **WITH}}
+BASE = ("4k", "recipe", "recipe_shorter", "recipe_same_time")
+
+command = Command(__name__)
+command.add("--parts", nargs="+", choices=NAMES, default=[*NAMES], metavar="PART",
+    help=f"parts and candidates (default: {', '.join(NAMES)})")  # fmt: skip
+add_sweep_options(command, "out/recipe")
+command.read(check=check_sweep_options)
+
+import math
+
+from matplotlib.figure import Figure
+
+from evaluation.markdown import dict_table, difference_cell
+from evaluation.results import Row, read_result, write_result
+from experiments.harness import Result
+from experiments.reports import publish
+from experiments.table4.forest import draw_effects
+from experiments.table4.questions import by_pair
+from experiments.table4.sweep import sweep
+
+BUDGET = "minutes"
+
+
+def effects(result: Result) -> list[Row]:
+    """Effect of each part, from the result of the sweep, the most useful part first.
+
+    tokens is the loss with the part minus the loss without it at equal tokens, in nats with its
+    interval, and same_time the same at equal time, None if recipe_shorter is not among the models.
+    time is the relative time of a token with the part, and parameters are those that the part adds.
+    """
+    gaps = by_pair(result)
+    (models,) = result["rows"].values()
+    rows = {row["label"]: row for row in models}
+    parameters = {run["label"]: run["parameters_without_positions"] for run in result["runs"]}
+    slope = loss_per_log_tokens(result)
+    found = []
+    for part, (with_it, without) in zip({**WITHOUT, **WITH}.values(), PAIRS_OF_PARTS, strict=True):
+        if (with_it, without) not in gaps:
+            continue
+        gap = {key: gaps[with_it, without]["strided"][key] for key in ("nats", "interval", "seeds")}
+        times = [rows[name]["gpu_hours"] / rows[name]["tokens"] for name in (with_it, without)]
+        time = times[0] / times[1]
+        shift = None if slope is None else slope * math.log(time)
+        found.append(
+            {
+                "part": part.title,
+                "in_recipe": with_it == "recipe",
+                "tokens": gap,
+                "time": time,
+                "same_time": None if shift is None else _shifted(gap, shift),
+                "parameters": parameters[with_it] - parameters[without],
+            }
+        )
+    return sorted(
+        found, key=lambda row: (not row["in_recipe"], (row["same_time"] or row["tokens"])["nats"])
+    )
+
+
+def _shifted(gap: Row, shift: float) -> Row:
+    return {"nats": gap["nats"] + shift, "interval": [end + shift for end in gap["interval"]]}
+
+
+def loss_per_log_tokens(result: Result) -> float | None:
+    """Nats by which the recipe's loss falls when its tokens are multiplied by e, about its end.
+
+    None if recipe_shorter is not in the result.
+    """
+    gap = by_pair(result).get(("recipe_shorter", "recipe"))
+    if gap is None:
+        return None
+    shorter = gap["strided"]["nats"]
+    (models,) = result["rows"].values()
+    tokens = {row["label"]: row["tokens"] for row in models}
+    return shorter / math.log(tokens["recipe"] / tokens["recipe_shorter"])
+
+
+def parts_table(result: Result) -> str:
+    """Table of the effects; a negative difference is a gain."""
+    return dict_table(
+        {
+            "part": row["part"],
+            "in the recipe": "yes" if row["in_recipe"] else "no",
+            "seeds": str(row["tokens"]["seeds"]),
+            "nats, equal tokens": difference_cell(row["tokens"]),
+            "relative time": f"{row['time']:.3f}",
+            "nats, equal time": difference_cell(row["same_time"]),
+            "parameters": f"{row['parameters'] / 1e6:+.1f}M" if row["parameters"] else "-",
+        }
+        for row in result["effects"]
+    )
+
+
+def draw(result: Result) -> Figure:
+    """Draw the effects at equal tokens (filled) and at equal time (open)."""
+    groups = {
+        title: {
+            row["part"]: (row["tokens"], row["same_time"])
+            for row in result["effects"]
+            if row["in_recipe"] == kept
+        }
+        for title, kept in (("Parts of the recipe", True), ("Candidates", False))
+    }
+    names = "equal tokens", "equal time"
+    return draw_effects(groups, names, ("tokens", "time"), limit=0.12)
+
+
+@command.main
+def main(args: Namespace) -> None:
+    """Run the command."""
+    out = args.out or Path("out/recipe")
+    models = [*BASE, *(NAMES[name] for name in args.parts)]
+    sweep(args, models, BUDGET, out)
+    table4 = read_result(out / "table4.json")
+    result = {"effects": effects(table4), "loss_per_log_tokens": loss_per_log_tokens(table4)}
+    result |= {"rows": table4["rows"], "comparisons": table4["comparisons"], "runs": table4["runs"]}
+    path = out / "recipe.json"
+    write_result(path, result)
+    publish(path, parts_table(result), draw(result))

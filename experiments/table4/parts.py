@@ -1,0 +1,55 @@
+"""Parts of the modern recipe, and candidates for it: each is a model with one part less or more."""
+
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    """One part, whose effect is that of adding it to the recipe, or of removing it."""
+
+    title: str
+    overrides: tuple[str, ...]
+    """Overrides that remove a part of the recipe, or add a candidate."""
+
+
+PARTS = {
+    "growing_context": Part(
+        "context grows from 1K to 4K", ("model.context_schedule=[]", "model.rope_scaling=none")
+    ),
+    "windows": Part(
+        "windows of 1,024 in three of four layers",
+        ("model.window_size=null", "model.full_every=0"),
+    ),
+    "grouped_heads": Part("three query heads share keys and values", ("model.n_kv_head=null",)),
+    "rms_norm": Part("RMSNorm instead of LayerNorm", ("model.norm=layer_norm",)),
+    "qk_norm": Part("queries and keys normalised", ("model.qk_norm=false",)),
+    "relu_squared": Part("squared ReLU instead of GELU", ("model.mlp=gelu",)),
+    "softcap": Part("logits bounded by 15", ("model.logit_softcap=null",)),
+    "orthogonal_updates": Part(
+        "NorMuon instead of AdamW",
+        ("optim.name=adamw", "optim.orthogonalization=newton_schulz", "optim.cautious_decay=false"),
+    ),
+    "row_norms": Part("NorMuon instead of Muon", ("optim.name=muon",)),
+    "polar_express": Part(
+        "Polar Express instead of Newton-Schulz", ("optim.orthogonalization=newton_schulz",)
+    ),
+    "cautious_decay": Part("cautious weight decay", ("optim.cautious_decay=false",)),
+}
+"""Parts that the recipe has."""
+
+CANDIDATES = {
+    "swiglu": Part("SwiGLU instead of squared ReLU", ("model.mlp=swiglu",)),
+    "value_embeddings": Part(
+        "value embeddings in every second layer", ("model.value_embedding_every=2",)
+    ),
+    "untied_head": Part("untied head", ("model.tie_embeddings=false",)),
+    "z_loss": Part("z-loss of 1e-4", ("optim.z_loss=1e-4",)),
+    "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",)),
+    "higher_lr": Part("learning rate of 4e-3 instead of 3e-3", ("optim.lr=4e-3",)),
+}
+"""Parts that the recipe does not have."""
+
+WITHOUT = {f"recipe_without_{name}": part for name, part in PARTS.items()}
+WITH = {f"recipe_with_{name}": part for name, part in CANDIDATES.items()}
+"""Models with one part less, and with one more, by name."""
+PAIRS_OF_PARTS = (*(("recipe", name) for name in WITHOUT), *((name, "recipe") for name in WITH))
+"""With a part, then without it: the difference is the effect of the part."""

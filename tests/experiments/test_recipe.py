@@ -1,0 +1,82 @@
+"""The effects of the recipe's parts, computed from a made-up result of the sweep."""
+
+import math
+
+import pytest
+
+from experiments.recipe import BASE, NAMES, draw, effects, loss_per_log_tokens, parts_table
+from experiments.table4.models import MODELS
+from experiments.table4.parts import CANDIDATES, PAIRS_OF_PARTS, PARTS
+from experiments.table4.questions import PAIRS
+
+
+def row(label, tokens=100e6, hours=1.0):
+    return {"label": label, "tokens": tokens, "gpu_hours": hours}
+
+
+def gap(label, other, nats):
+    difference = {"nats": nats, "interval": [nats - 0.01, nats + 0.01], "seeds": 3}
+    return {"label": label, "to_label": other, "strided": difference}
+
+
+@pytest.fixture
+def result():
+    """Windows save a tenth of the time and cost 0.02; value embeddings cost time and gain 0.03."""
+    return {
+        "rows": {
+            "text": [
+                row("recipe"),
+                row("recipe_shorter", tokens=50e6, hours=0.5),
+                row("recipe_without_windows", hours=1.1),
+                row("recipe_with_value_embeddings", hours=1.2),
+            ]
+        },
+        "comparisons": {
+            "text": [
+                gap("recipe_shorter", "recipe", 0.2 * math.log(2)),
+                gap("recipe", "recipe_without_windows", 0.02),
+                gap("recipe_with_value_embeddings", "recipe", -0.03),
+            ]
+        },
+        "runs": [
+            {"label": "recipe", "parameters_without_positions": 100},
+            {"label": "recipe_without_windows", "parameters_without_positions": 100},
+            {"label": "recipe_with_value_embeddings", "parameters_without_positions": 5_000_100},
+        ],
+    }
+
+
+def test_a_slower_part_leaves_fewer_tokens_in_equal_time(result):
+    assert loss_per_log_tokens(result) == pytest.approx(0.2)
+    windows, values = effects(result)
+    assert windows["part"] == PARTS["windows"].title and windows["in_recipe"]
+    assert windows["time"] == pytest.approx(1 / 1.1)
+    assert windows["same_time"]["nats"] == pytest.approx(0.02 - 0.2 * math.log(1.1))
+    assert values["part"] == CANDIDATES["value_embeddings"].title and not values["in_recipe"]
+    shift = 0.2 * math.log(1.2)
+    assert values["same_time"]["nats"] == pytest.approx(-0.03 + shift)
+    assert values["same_time"]["interval"] == pytest.approx([-0.04 + shift, -0.02 + shift])
+    assert values["parameters"] == 5_000_000
+
+
+def test_table_and_picture_have_every_part(result):
+    table = parts_table({"effects": effects(result)})
+    assert "| windows of 1,024 in three of four layers | yes | 3 | 0.0200 (" in table
+    assert "| no | 3 | -0.0300 (-0.0400 to -0.0200) | 1.200 | 0.0065 (" in table
+    assert table.rstrip().endswith("| +5.0M |")
+    drawn = [text.get_text() for text in draw({"effects": effects(result)}).axes[0].texts]
+    assert {"Parts of the recipe", "Candidates", "+0.020", "-0.030", "+0.006"} <= {*drawn}
+
+
+def test_equal_time_is_unknown_without_a_shorter_run(result):
+    del result["comparisons"]["text"][0]
+    assert [effect["same_time"] for effect in effects(result)] == [None, None]
+    assert "| 1.200 | - |" in parts_table({"effects": effects(result)})
+    draw({"effects": effects(result)})
+
+
+def test_every_part_is_a_model_and_a_pair():
+    assert {*NAMES} == {*PARTS, *CANDIDATES}
+    assert {*BASE, *NAMES.values()} <= {*MODELS}
+    assert {*PAIRS_OF_PARTS} <= {*PAIRS}
+    assert len({part.title for part in [*PARTS.values(), *CANDIDATES.values()]}) == len(NAMES)
