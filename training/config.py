@@ -175,6 +175,9 @@ class AdamWConfig:
     weight_decay: float = 0.1
     """Weight decay of matrices and embeddings; biases and normalization are never decayed. 0 turns
     it off."""
+    adamw_lr: float | None = None
+    """Muon and NorMuon only: peak learning rate of the parameters that AdamW updates, such as
+    embeddings. It follows the schedule of lr. null: lr."""
     momentum: float = 0.95
     """Muon and NorMuon only: decay rate of the running mean of gradients, in [0, 1)."""
     orthogonalization: Literal["newton_schulz", "polar_express"] = "newton_schulz"
@@ -193,11 +196,13 @@ class AdamWConfig:
 
     def __post_init__(self) -> None:
         check_positive(self, "optim", "max_steps")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"optim.lr={self.lr} must be a finite number above 0")
+        for name in ("lr", "adamw_lr"):
+            if (rate := getattr(self, name)) is not None and not 0 < rate < math.inf:
+                raise ValueError(f"optim.{name}={rate} must be a finite number above 0")
         check_choices(self, "optim")
         if self.name == "adamw":
             for name, default in (
+                ("adamw_lr", None),
                 ("orthogonalization", "newton_schulz"),
                 ("cautious_decay", False),
             ):

@@ -63,24 +63,32 @@ def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = 
     hidden = []
     if config.name != "adamw":
         hidden = [p for name, p in named if ".blocks." in f".{name}" and p.dim() == 2]
+    scale = 1.0 if config.adamw_lr is None else config.adamw_lr / config.lr
     muon_ids = set(map(id, hidden))
     decayed = [p for p in parameters if p.dim() >= 2 and id(p) not in muon_ids]
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": config.weight_decay, "lr_scale": scale},
+        {
+            "params": [p for p in parameters if p.dim() < 2],
+            "weight_decay": 0.0,
+            "lr_scale": scale,
+        },
     ]
     if hidden:
         muon = {
+            "lr_scale": 1.0,
             "momentum": config.momentum,
             "normalize_rows": config.name == "normuon",
             "orthogonalization": config.orthogonalization,
             "cautious_decay": config.cautious_decay,
         }
         groups.append({"params": hidden, "weight_decay": config.weight_decay, **muon})
+    for group in groups:
+        lr = config.lr * group["lr_scale"]
+        group["lr"] = torch.tensor(lr, device=parameters[0].device) if capturable else lr
     make = AdamW if config.name == "adamw" else Muon
     return make(
         groups,
-        lr=torch.tensor(config.lr, device=parameters[0].device) if capturable else config.lr,
         betas=config.betas,
         eps=config.eps,
         capturable=capturable,
@@ -88,9 +96,10 @@ def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = 
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all parameter groups."""
+    """Set the learning rate of all parameter groups, times the lr_scale of each."""
     for group in optimizer.param_groups:
+        scaled = lr * group["lr_scale"]
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(lr)  # a captured step reads this tensor
+            group["lr"].fill_(scaled)  # a captured step reads this tensor
         else:
-            group["lr"] = lr
+            group["lr"] = scaled

@@ -44,6 +44,8 @@ CANDIDATES = {
     "untied_head": Part("untied head", ("model.tie_embeddings=false",)),
     "z_loss": Part("z-loss of 1e-4", ("optim.z_loss=1e-4",)),
     "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",)),
+    "lower_adamw_lr": Part("AdamW's learning rate 1e-3 instead of 3e-3", ("optim.adamw_lr=1e-3",)),
+    "higher_adamw_lr": Part("AdamW's learning rate 1e-2 instead of 3e-3", ("optim.adamw_lr=1e-2",)),
     "higher_lr": Part("learning rate of 4e-3 instead of 3e-3", ("optim.lr=4e-3",)),
 }
 """Parts that the recipe does not have."""

@@ -90,6 +90,8 @@ def test_cosine_is_above_linear_early_and_below_late():
             {"cautious_decay": True},
             "optim.cautious_decay=True has no effect with optim.name=adamw.* optim.name=muon",
         ),
+        ({"adamw_lr": 1e-3}, "optim.adamw_lr=0.001 has no effect with optim.name=adamw"),
+        ({"name": "muon", "adamw_lr": 0.0}, "optim.adamw_lr=0.0 must be a finite number above 0"),
         ({"name": "lion"}, "optim.name='lion' must be one of adamw, muon, normuon"),
         ({"z_loss": -1.0}, "optim.z_loss=-1.0 must be a finite number of at least 0. Try 1e-4"),
         ({"decay_share": 0.5}, "optim.decay_share=0.5 has no effect with optim.schedule=linear"),
@@ -99,6 +101,23 @@ def test_cosine_is_above_linear_early_and_below_late():
 def test_errors(values, message):
     with pytest.raises(ValueError, match=message):
         config(**values)
+
+
+def test_adamw_may_have_its_own_learning_rate_with_muon():
+    model = nn.ModuleDict({"blocks": nn.Linear(3, 2), "head": nn.Linear(3, 2, bias=False)})
+    for capturable in (False, True):
+        settings = config(name="muon", lr=0.4, adamw_lr=0.1)
+        optimizer = make_optimizer(model, settings, capturable=capturable)
+        for lr, scaled in ((0.4, 0.1), (0.2, 0.05)):
+            set_learning_rate(optimizer, lr)
+            rates = {id(p): float(g["lr"]) for g in optimizer.param_groups for p in g["params"]}
+            assert rates == pytest.approx(
+                {
+                    id(model["blocks"].weight): lr,
+                    id(model["blocks"].bias): scaled,
+                    id(model["head"].weight): scaled,
+                }
+            )
 
 
 def test_only_matrices_decay():
