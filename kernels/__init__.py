@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .context.interface import ContextGroup, context_attention
     from .fused.cross_entropy import linear_cross_entropy
     from .fused.gelu_mlp import gelu_mlp
-    from .fused.layer_norm import add_layer_norm
+    from .fused.layer_norm import add_layer_norm, add_rms_norm
     from .fused.linear import linear
     from .mask import patterns
     from .mask.block_mask import BlockSparseMask
@@ -23,6 +23,7 @@ __all__ = [
     "BlockSparseMask",
     "ContextGroup",
     "add_layer_norm",
+    "add_rms_norm",
     "butterfly",
     "context_attention",
     "flash_attention",
@@ -44,6 +45,7 @@ _MODULES = {
     "linear_cross_entropy": ".fused.cross_entropy",
     "gelu_mlp": ".fused.gelu_mlp",
     "add_layer_norm": ".fused.layer_norm",
+    "add_rms_norm": ".fused.layer_norm",
     "linear": ".fused.linear",
 }
 

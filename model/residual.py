@@ -9,8 +9,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels.autocast import in_autocast_dtype
-from kernels.fused.layer_norm import add_bias, add_branch, add_layer_norm
+from kernels.fused.layer_norm import add_bias, add_branch, add_layer_norm, add_rms_norm
 from model.config import BlockConfig
 
 Norm = nn.LayerNorm | nn.RMSNorm
@@ -61,8 +60,8 @@ def resolve_and_normalise(
     Returns:
         The sum, as `resolve` computes it, and its normalisation, in the dtype of the next matmul.
     """
-    if isinstance(norm, nn.RMSNorm):
-        stream = resolve(x, pending)
-        return stream, in_autocast_dtype(normalise(stream, norm).to(stream.dtype))
     branch, bias = pending or (None, None)
+    if isinstance(norm, nn.RMSNorm):
+        assert norm.eps is not None  # set by make_norm
+        return add_rms_norm(x, branch, bias, norm.weight, eps=norm.eps)
     return add_layer_norm(x, branch, bias, norm.weight, norm.bias, eps=norm.eps)

@@ -35,7 +35,7 @@ NAMES = {
     "flash_attn": "flash_attn_func flash_attn_varlen_func",
     "fused/cross_entropy": "linear_cross_entropy",
     "fused/gelu_mlp": "gelu_mlp",
-    "fused/layer_norm": "add_layer_norm",
+    "fused/layer_norm": "add_layer_norm add_rms_norm",
     "fused/linear": "linear",
 }
 """Names on the page, by their source file in kernels/."""

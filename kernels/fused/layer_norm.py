@@ -1,4 +1,4 @@
-"""`add_layer_norm`: add a layer's output to the residual stream and normalise the sum.
+"""Residual addition and normalisation: `add_layer_norm` and `add_rms_norm`.
 
 The forward pass is PyTorch's, which torch.compile fuses. The backward pass is one kernel: the
 gradient of the normalisation plus that of the stream, and three sums over all rows.
@@ -48,17 +48,42 @@ def add_layer_norm(
     Source: Ba et al. 2016, "Layer Normalization" (arXiv 1607.06450).
     """
     _check(x, y, bias, weight, norm_bias, eps)
+    return _add_norm(x, y, bias, weight, norm_bias, eps, impl, center=True)
+
+
+def add_rms_norm(
+    x: Tensor, y: Tensor | None, bias: Tensor | None, weight: Tensor,
+    *, eps: float = 1e-6, impl: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Residual sum s = x + (y + bias), and the RMSNorm of s: s / sqrt(mean(s^2) + eps) * weight.
+
+    Arguments, results and errors are those of `add_layer_norm`; eps is added to the mean square.
+
+    Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization" (arXiv 1910.07467).
+    """
+    _check(x, y, bias, weight, None, eps)
+    return _add_norm(x, y, bias, weight, None, eps, impl, center=False)
+
+
+def _add_norm(
+    x: Tensor, y: Tensor | None, bias: Tensor | None, weight: Tensor, norm_bias: Tensor | None,
+    eps: float, impl: str | None, *, center: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """LayerNorm with `center`, else RMSNorm."""
     reason = triton.unsupported_device(x, "x") or triton.unsupported_transform()
     # There is a kernel for the backward pass only.
     needs_kernel = torch.is_grad_enabled() and x.numel() > 0
     if select_impl(impl, x, triton=reason) == "triton" and needs_kernel:
-        return _AddLayerNorm.apply(x, y, bias, weight, norm_bias, eps)
+        return _AddNorm.apply(x, y, bias, weight, norm_bias, eps, center)
     s = add_branch(x, y, bias)
-    if s.dtype == weight.dtype and (norm_bias is None or norm_bias.dtype == s.dtype):
-        normal = F.layer_norm(s, weight.shape, weight, norm_bias, eps)
+    inputs = s, weight, norm_bias
+    if s.dtype != weight.dtype or (norm_bias is not None and norm_bias.dtype != s.dtype):
+        inputs = _widen(*inputs)
+    s_wide, weight, norm_bias = inputs
+    if center:
+        normal = F.layer_norm(s_wide, weight.shape, weight, norm_bias, eps)
     else:
-        s_wide, weight_wide, bias_wide = _widen(s, weight, norm_bias)
-        normal = F.layer_norm(s_wide, weight.shape, weight_wide, bias_wide, eps)
+        normal = F.rms_norm(s_wide, weight.shape, weight, eps)
     return s, in_autocast_dtype(cast(normal, s.dtype))
 
 
@@ -115,19 +140,24 @@ def _widen(
     return cast(s, wide), cast(weight, wide), None if norm_bias is None else cast(norm_bias, wide)
 
 
-class _AddLayerNorm(torch.autograd.Function):
+class _AddNorm(torch.autograd.Function):
     """Forward pass by PyTorch, which torch.compile can trace, and backward pass by one kernel."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, y: Tensor | None, bias: Tensor | None,
-        weight: Tensor, norm_bias: Tensor | None, eps: float,
+        weight: Tensor, norm_bias: Tensor | None, eps: float, center: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         s = add_branch(x, y, bias)
         s_wide, weight_wide, bias_wide = _widen(s, weight, norm_bias)
-        normal, mean, rstd = torch.native_layer_norm(
-            s_wide, weight.shape, weight_wide, bias_wide, eps
-        )
+        mean: Tensor | None = None
+        if center:
+            normal, mean, rstd = torch.native_layer_norm(
+                s_wide, weight.shape, weight_wide, bias_wide, eps
+            )
+        else:
+            rstd = torch.rsqrt(s_wide.square().mean(-1, keepdim=True) + eps)
+            normal = s_wide * rstd * weight_wide
         ctx.save_for_backward(s, mean, rstd, weight)
         ctx.dtypes = [None if t is None else t.dtype for t in (x, y, bias, norm_bias)]
         # Without y, s is x itself, and an autograd.Function must not return its input: make a view.
@@ -141,7 +171,7 @@ class _AddLayerNorm(torch.autograd.Function):
         dy = None if y_dtype is None else dx.to(y_dtype)
         dbias = None if bias_dtype is None else sums[2].to(bias_dtype)
         dnorm_bias = None if norm_bias_dtype is None else sums[1].to(norm_bias_dtype)
-        return dx.to(x_dtype), dy, dbias, sums[0].to(weight.dtype), dnorm_bias, None
+        return dx.to(x_dtype), dy, dbias, sums[0].to(weight.dtype), dnorm_bias, None, None
 
 
 def _fake(ds, dn, s, mean, rstd, weight):
@@ -150,17 +180,17 @@ def _fake(ds, dn, s, mean, rstd, weight):
 
 @operator("layer_norm_bwd", fake=_fake)
 def _layer_norm_bwd(
-    ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+    ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradient of s, in its shape and dtype, and three sums over rows, (3, C) fp32.
 
     The sums are the gradients of the normalisation's weight and bias, and the sum of the gradient
-    of s.
+    of s. Without `mean`, the normalisation is an RMSNorm.
     """
     width = s.shape[-1]
     with torch.cuda.device_of(s):
         rows = [t.contiguous().view(-1, width) for t in (ds, dn, s)]
         dx, sums = module_of("triton", "layer_norm").layer_norm_bwd(
-            *rows, mean.flatten(), rstd.flatten(), weight.contiguous()
+            *rows, None if mean is None else mean.flatten(), rstd.flatten(), weight.contiguous()
         )
     return dx.view(s.shape), sums

@@ -1,4 +1,4 @@
-"""Gradient of a LayerNorm and its sums over rows, in one pass over memory."""
+"""Gradient of a LayerNorm or an RMSNorm and its sums over rows, in one pass over memory."""
 
 import torch
 import triton
@@ -14,7 +14,9 @@ MAX_PREFETCH = 64 * 1024  # bytes of shared memory for prefetched rows
 
 @triton.jit
 def layer_norm_bwd_kernel(
-    ds_ptr, dn_ptr, s_ptr, mean_ptr, rstd_ptr, weight_ptr, dx_ptr,
+    ds_ptr, dn_ptr, s_ptr,
+    mean_ptr,  # None: an RMSNorm, which subtracts no mean
+    rstd_ptr, weight_ptr, dx_ptr,
     sums_ptr,  # (programs, 3, width) fp32: of dn times the normalised s, of dn, and of dx
     n_rows, width, BLOCK_C: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -36,13 +38,16 @@ def layer_norm_bwd_kernel(
         # Normalise again: to save memory, the forward pass kept s itself, but of its normalisation
         # only the mean and 1 / standard deviation of each row.
         rstd = tl.load(rstd_ptr + row)
-        normal = (s - tl.load(mean_ptr + row)) * rstd
-        # Shifting or scaling a row does not change its normalisation, so remove those two
-        # components of the gradient; then add the gradient of the stream itself.
+        if mean_ptr is not None:
+            s -= tl.load(mean_ptr + row)
+        normal = s * rstd
+        # Scaling a row does not change its normalisation, and shifting it does not change a
+        # LayerNorm's, so remove these components of the gradient; then add that of the stream.
         dnormal = dn * weight
-        scale = tl.sum(dnormal * normal, 0) / width
-        shift = tl.sum(dnormal, 0) / width
-        dx = ds + (dnormal - shift - normal * scale) * rstd
+        dx = dnormal - normal * (tl.sum(dnormal * normal, 0) / width)
+        if mean_ptr is not None:
+            dx -= tl.sum(dnormal, 0) / width
+        dx = ds + dx * rstd
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), inside)
         dweight += dn * normal
         dbias += dn
@@ -55,14 +60,16 @@ def layer_norm_bwd_kernel(
 
 
 def layer_norm_bwd(
-    ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
+    ds: Tensor, dn: Tensor, s: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Total gradient of s, and sums over its rows.
 
     Args:
         ds, dn: (N, C), contiguous, gradients of s itself and of its normalisation.
         s: (N, C), contiguous.
-        mean, rstd: (N,), of the rows of s; weight: (C,).
+        mean, rstd: (N,), of the rows of s: the mean (None for an RMSNorm), and 1 / standard
+            deviation or 1 / root mean square.
+        weight: (C,).
 
     Returns:
         The gradient, (N, C) in the dtype of s, and sums (3, C) fp32: of dn times the normalised s,

@@ -1,4 +1,4 @@
-"""Residual addition and LayerNorm: values, every gradient, and dtypes under autocast."""
+"""Residual addition and normalisation: values, every gradient, and dtypes under autocast."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from kernels.fused.layer_norm import add_layer_norm
+from kernels.fused.layer_norm import add_layer_norm, add_rms_norm
 from kernels.testing import assert_within_budget, poison_empty
 from tests.kernels.tensors import each_dtype, random_tensors
 
@@ -33,6 +33,19 @@ def plain(x, y, bias, weight, norm_bias, eps=1e-5):
     return s, F.layer_norm(s, weight.shape, weight, norm_bias, eps)
 
 
+def plain_rms(x, y, bias, weight, eps=1e-6):
+    s = x + (y + bias)
+    return s, s / (s.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+norms = pytest.mark.parametrize(
+    ("norm", "plain", "n"),
+    [(add_layer_norm, plain, 5), (add_rms_norm, plain_rms, 4)],
+    ids=["layer_norm", "rms_norm"],
+)
+"""A normalisation, the same in PyTorch, and the number of tensors that it takes."""
+
+
 def results(function, tensors, names=NAMES, **options):
     """Both outputs and all gradients, for random gradients of the outputs."""
     leaves = [x.detach().requires_grad_() for x in tensors]
@@ -41,15 +54,16 @@ def results(function, tensors, names=NAMES, **options):
     signs = [torch.randint(2, t.shape, generator=generator) for t in outputs]
     grads = [(2 * sign - 1).to(t) for sign, t in zip(signs, outputs, strict=True)]
     leaf_grads = torch.autograd.grad(outputs, leaves, grads)
-    named = dict(zip(names, leaf_grads, strict=True))
+    named = dict(zip(names[: len(leaves)], leaf_grads, strict=True))
     return {"s": outputs[0].detach(), "n": outputs[1].detach()} | named
 
 
 @each_dtype
-def test_values_and_gradients(impl, dtype, device):
-    tensors = inputs(dtype=dtype, device=device)
+@norms
+def test_values_and_gradients(norm, plain, n, impl, dtype, device):
+    tensors = inputs(dtype=dtype, device=device)[:n]
     with poison_empty():
-        actual = results(add_layer_norm, tensors, impl=impl)
+        actual = results(norm, tensors, impl=impl)
     same_dtype, exact = results(plain, tensors), results(plain, [x.double() for x in tensors])
     for name, value in actual.items():
         assert value.dtype == dtype
@@ -57,20 +71,22 @@ def test_values_and_gradients(impl, dtype, device):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (5, 1), (3, 1030)])
-def test_odd_shapes(impl, shape):
-    tensors = inputs(*shape)
-    actual, expected = results(add_layer_norm, tensors, impl=impl), results(plain, tensors)
+@norms
+def test_odd_shapes(norm, plain, n, impl, shape):
+    tensors = inputs(*shape)[:n]
+    actual, expected = results(norm, tensors, impl=impl), results(plain, tensors)
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
 @on_gpu
 @pytest.mark.parametrize("width", [768, 1600, 8192])
-def test_model_widths(width):
+@norms
+def test_model_widths(norm, plain, n, width):
     tensors = inputs(3000, width, dtype=torch.bfloat16, parameters=torch.float32, device="cuda")
-    exact = results(plain, [x.double() for x in tensors])
-    actual = results(add_layer_norm, tensors, impl="triton")
-    for name in ("x", "y", "bias", "weight", "norm_bias"):
+    exact = results(plain, [x.double() for x in tensors[:n]])
+    actual = results(norm, tensors[:n], impl="triton")
+    for name in NAMES[:n]:
         assert actual[name].dtype == tensors[NAMES.index(name)].dtype
         error = (actual[name] - exact[name]).norm() / exact[name].norm()
         assert error < 5e-3, name
@@ -164,12 +180,13 @@ def test_repeating_changes_no_bit(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiles_without_a_graph_break(dtype, autocast, device):
+@norms
+def test_compiles_without_a_graph_break(norm, plain, n, dtype, autocast, device):
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
-    function = partial(add_layer_norm, impl="triton")
+    function = partial(norm, impl="triton")
     compiled = torch.compile(function, backend=counter, fullgraph=True)
-    tensors = inputs(dtype=dtype, device=device, parameters=torch.float32)
+    tensors = inputs(dtype=dtype, device=device, parameters=torch.float32)[:n]
     with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
         actual, expected = results(compiled, tensors), results(function, tensors)
     # a missing gradient is off by at least 1; Inductor rounds to bf16 less often
@@ -194,11 +211,12 @@ class Unchanged(TorchFunctionMode):
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_cast_returns_its_input(dtype, autocast):
+@norms
+def test_no_cast_returns_its_input(norm, plain, n, dtype, autocast):
     # if PyTorch 2.11 compiles such a cast, its output has no gradient
-    x, y, *parameters = (t.requires_grad_() for t in inputs(dtype=dtype, parameters=torch.float32))
+    tensors = [t.requires_grad_() for t in inputs(dtype=dtype, parameters=torch.float32)[:n]]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast), Unchanged() as unchanged:
-        add_layer_norm(x, y, *parameters, impl="triton")
+        norm(*tensors, impl="triton")
     assert unchanged.names == []
 
 
@@ -225,6 +243,9 @@ def test_the_operator_is_well_registered(device):
     mean, rstd = s.mean(-1, keepdim=True), s.var(-1, correction=0, keepdim=True).rsqrt()
     tensors = (ds, dn, s, mean, rstd, weight)
     torch.library.opcheck(torch.ops.papilio.layer_norm_bwd.default, tensors)
+    torch.library.opcheck(
+        torch.ops.papilio.layer_norm_bwd.default, (*tensors[:3], None, *tensors[4:])
+    )
 
 
 def test_errors_name_argument_and_value():
@@ -239,5 +260,7 @@ def test_errors_name_argument_and_value():
     for tensors, message in cases:
         with pytest.raises(ValueError, match=message):
             add_layer_norm(*tensors)
+    with pytest.raises(ValueError, match=r"weight must be \(48,\).*got \(47,\)"):
+        add_rms_norm(x, y, bias, weight[1:])
     with pytest.raises(ValueError, match="impl='triton' cannot serve this call: .* x is float64"):
         add_layer_norm(*(t.double() for t in inputs()), impl="triton")

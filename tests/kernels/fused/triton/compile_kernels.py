@@ -58,6 +58,11 @@ KERNELS = {
         )
         for width in (1024, 2048)
     },
+    "rms_norm_bwd": (
+        layer_norm.layer_norm_bwd_kernel,
+        {"BLOCK_C": 1024, "NUM_STAGES": layer_norm.NUM_STAGES, "mean_ptr": None},
+        {"num_warps": 1024 // layer_norm.COLUMNS_PER_WARP},
+    ),
 }
 FP32 = (
     *("bias_ptr", "sums_ptr", "losses_ptr", "softcap", "z_loss"),
