@@ -212,9 +212,10 @@ class ModelConfig(BlockConfig):
     """Bound the logits softly: c replaces a logit x by c tanh(x / c), as Gemma 2 does (arXiv
     2408.00118). null: no bound."""
     value_embedding_every: int = 0
-    """In every N-th layer, add a learned vector of the token to its values: an embedding table as
-    wide as the values of these layers (Zhou et al. 2024, arXiv 2410.17897, and the modded-nanogpt
-    speedrun). It costs memory but hardly any time. 0: in none."""
+    """In every N-th layer, add a learned vector of the token to its values: a table as wide as the
+    values of these layers (modded-nanogpt; Zhou et al. 2024, arXiv 2410.17897). 0: in none."""
+    smear: bool = False
+    """Add to each token's embedding that of the previous token, times a learned gate (nanochat)."""
     context_length: int = 1024
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
     context_schedule: list[list[int | float]] = field(default_factory=list, hash=False)
@@ -396,5 +397,4 @@ class ModelConfig(BlockConfig):
     @property
     def table_params(self) -> int:
         """Parameters of all tables of tokens, with padding: embedding, head, value embeddings."""
-        rows = self.padded_vocab_size
-        return self.token_rows * self.n_embd + rows * self.value_embedding_width
+        return self.token_rows * self.n_embd + self.padded_vocab_size * self.value_embedding_width

@@ -34,6 +34,7 @@ MUST_AGREE = (
     "tie_embeddings",
     "logit_softcap",
     "value_embedding_every",
+    "smear",
     "bias",
     "scale_attn_by_inverse_layer_idx",
 )

@@ -65,8 +65,9 @@ def count_params(config: ModelConfig) -> int:
     # two per block, and one after the last block
     norm = 2 * C if config.bias and config.norm == "layer_norm" else C
     heads = 2 * config.head_dim if config.qk_norm else 0
+    smear = C + 1 if config.smear else 0
     layers = config.n_layer * (linear + biases + heads + 2 * norm)
-    return config.vocab_size * C + layers + norm
+    return config.vocab_size * C + layers + norm + smear
 
 
 @cache  # a run needs it for each log record

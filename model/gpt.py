@@ -43,6 +43,9 @@ class GPT(nn.Module):
             self.pos_emb = nn.Embedding(config.context_length, config.n_embd)
         else:
             self._make_rotary_tables()
+        if config.smear:
+            self.smear_gate = nn.Parameter(torch.zeros(config.n_embd))
+            self.smear_scale = nn.Parameter(torch.zeros(1))
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = make_norm(config)
@@ -88,6 +91,9 @@ class GPT(nn.Module):
             nn.init.zeros_(table.weight[self.config.vocab_size :])
         if self.config.value_layers:
             nn.init.zeros_(self.value_emb.weight)
+        if self.config.smear:
+            nn.init.zeros_(self.smear_gate)
+            nn.init.zeros_(self.smear_scale)
         if self.config.positions == "learned":
             nn.init.normal_(self.pos_emb.weight, std=INIT_STD)
 
@@ -98,6 +104,11 @@ class GPT(nn.Module):
         holds positions in the whole sequence. Results are those of this process's tokens. All
         processes of the group must call the model together.
         """
+        if self.config.smear and context.size > 1:
+            raise ValueError(
+                "model.smear=true does not support sharded sequences, as the previous token may be "
+                "in another process: set it to false, or use one process per sequence."
+            )
         self.context = context
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -220,23 +231,26 @@ class GPT(nn.Module):
             )
         past = 0 if cache is None else cache.length
         seq_len = past + self.context.size * tokens.shape[1]
-        x, rotary, value_embeddings = self._embed(tokens, past, doc_start)
+        last_token = None if cache is None else cache.last_token
+        x, rotary, value_embeddings = self._embed(tokens, past, doc_start, last_token)
         options = {"mask": self._mask(past, seq_len), "doc_start": doc_start, "cache": cache}
         pending = None
         for layer, block in enumerate(self.blocks):
             added = value_embeddings.get(layer)
             x, pending = block(x, pending, rotary, value_embedding=added, **options)
         if cache is not None:
-            cache.advance(tokens.shape[1])
+            cache.advance(tokens)
         return x, pending
 
     def _embed(
-        self, tokens: Tensor, past: int, doc_start: Tensor | None
+        self, tokens: Tensor, past: int, doc_start: Tensor | None, last_token: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, dict[int, Tensor]]:
         """Return the first block's input, rotary tables or None, and value embeddings by layer."""
         seq_len = past + self.context.size * tokens.shape[1]
         positions = past + self.context.positions(tokens.shape[1], tokens.device)
         x = self.tok_emb(tokens)
+        if self.config.smear:
+            x = self._smear(x, last_token, None if doc_start is None else positions == doc_start)
         if self.config.positions == "learned":
             if seq_len > self.config.context_length:
                 raise ValueError(
@@ -260,6 +274,15 @@ class GPT(nn.Module):
         if not self.config.residual_in_fp32:
             x = x.to(dtype)  # The residual stream. Autocast alone would keep it in float32.
         return self.emb_dropout(x), rotary, self._embed_values(tokens, dtype)
+
+    def _smear(self, x: Tensor, last_token: Tensor | None, is_first: Tensor | None) -> Tensor:
+        """Add the gated embedding of the previous token; tokens that start a document have none."""
+        first = torch.zeros_like(x[:, :1]) if last_token is None else self.tok_emb(last_token)
+        previous = torch.cat((first, x[:, :-1]), dim=1)
+        if is_first is not None:
+            previous = previous.masked_fill(is_first[..., None], 0.0)
+        gate = self.smear_scale * torch.sigmoid((x * self.smear_gate).sum(-1, keepdim=True))
+        return x + gate * previous
 
     def _embed_values(self, tokens: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
         """Look up the value embeddings of tokens, (B, T, H_kv * D) by layer."""

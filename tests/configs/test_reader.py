@@ -151,6 +151,10 @@ def test_command_line_wins_over_the_file():
             [QUICKSTART, "parallel.reshard=false"],
             "parallel.reshard=False has no effect with parallel.mode=ddp",
         ),
+        (
+            [QUICKSTART, "model.smear=true", "parallel.context=2"],
+            "model.smear=true does not support parallel.context=2: the previous token",
+        ),
         ([QUICKSTART, "parallel.context=0"], "parallel.context=0 must be at least 1"),
         (
             [GPT2, "model.attention_dropout=0", "model.context_length=1000", "parallel.context=3"],

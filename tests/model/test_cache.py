@@ -40,7 +40,7 @@ def test_append_returns_all_keys_and_values_of_the_layer() -> None:
             k, v = cache.append(layer, *given[layer][-1])
             assert torch.equal(k, torch.cat([k for k, _ in given[layer]], dim=1))
             assert torch.equal(v, torch.cat([v for _, v in given[layer]], dim=1))
-        cache.advance(n_tokens)
+        cache.advance(torch.zeros(1, n_tokens))
     assert cache.length == 7
 
 
@@ -49,7 +49,7 @@ def test_tokens_count_from_advance_until_reset() -> None:
     first, _ = cache.append(0, *keys_and_values(2))
     k, v = keys_and_values(3)
     assert torch.equal(cache.append(0, k, v)[0], k)
-    cache.advance(3)
+    cache.advance(torch.zeros(1, 3))
     cache.reset()
     assert cache.length == 0
     again, _ = cache.append(0, k, v)
@@ -78,7 +78,7 @@ def test_under_autocast_the_cache_has_the_autocast_dtype() -> None:
 def test_invalid_keys_are_refused() -> None:
     cache = KVCache(1, capacity=4)
     cache.append(0, *keys_and_values(3))
-    cache.advance(3)
+    cache.advance(torch.zeros(1, 3))
     with pytest.raises(ValueError, match=r"holds 3 tokens and has room for 4: 2 more.*reset"):
         cache.append(0, *keys_and_values(2))
     k, v = keys_and_values(1)

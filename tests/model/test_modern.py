@@ -43,6 +43,7 @@ CHOICES = {
     "softcap": {"logit_softcap": 0.5, "positions": "learned"},
     "value embeddings": {"value_embedding_every": 2, "n_kv_head": 2},
     "value embeddings everywhere": {"value_embedding_every": 1, "positions": "learned"},
+    "smear": {"smear": True},
     "narrow gelu": {"n_inner": 50, "norm_eps": 1e-3},
     "strided": {"mask": MaskConfig(pattern="strided", block_size=16, stride_blocks=2)},
     "random": {"mask": MaskConfig(pattern="random", block_size=16, random_blocks=1)},
@@ -60,10 +61,11 @@ def tokens(length: int = 64) -> torch.Tensor:
     return torch.randint(61, (2, length), generator=torch.Generator().manual_seed(0))
 
 
-def with_random_values(model: GPT) -> GPT:
-    """Replace the zeros of the value embeddings, if there are any."""
-    if model.config.value_layers:
-        torch.nn.init.normal_(model.value_emb.weight)
+def without_zeros(model: GPT) -> GPT:
+    """Replace parameters that are 0 at first, so that they have an effect and get a gradient."""
+    for parameter in model.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter)
     return model
 
 
@@ -78,7 +80,7 @@ def test_count_params_agrees_with_the_model(change: dict) -> None:
 @choices
 def test_a_cache_changes_nothing(change: dict) -> None:
     torch.manual_seed(0)
-    model = with_random_values(GPT(replace(BASE, **change))).double().eval()
+    model = without_zeros(GPT(replace(BASE, **change))).double().eval()
     prompt = tokens(20)
     with_cache, without = (
         generate(model, prompt, 30, temperature=0.0, cached=cached) for cached in (True, False)
@@ -88,7 +90,7 @@ def test_a_cache_changes_nothing(change: dict) -> None:
 
 @choices
 def test_every_parameter_has_a_gradient(change: dict) -> None:
-    model = GPT(replace(BASE, **change))
+    model = without_zeros(GPT(replace(BASE, **change)))
     x = tokens()
     model(x, x).backward()
     for name, parameter in model.named_parameters():
@@ -181,6 +183,25 @@ def test_value_embeddings_are_added_to_the_values_of_their_layers() -> None:
     heads = added.view(2, 1, 8).expand(2, 2, 8).flatten()  # two query heads share each
     expected = still + F.linear(heads, attention.out_proj.weight)
     torch.testing.assert_close(moved, expected)
+
+
+def test_smear_adds_the_gated_embedding_of_the_previous_token() -> None:
+    torch.manual_seed(0)
+    model = GPT(replace(BASE, smear=True)).double().eval()
+    torch.manual_seed(0)
+    assert torch.equal(model(tokens()), GPT(BASE).double().eval()(tokens()))  # at first
+    without_zeros(model)
+    x, doc_start = tokens(6), torch.tensor([[0, 0, 0, 3, 3, 5], [0, 1, 1, 1, 1, 1]]).int()
+    for starts, first in ((None, [[0], [0]]), (doc_start, [[0, 3, 5], [0, 1]])):
+        smeared, *_ = model._embed(x, 0, starts, None)
+        embedded = model.tok_emb(x)
+        for row in range(2):
+            for at in range(6):
+                expected = embedded[row, at]
+                if at not in first[row]:
+                    gate = torch.sigmoid(expected @ model.smear_gate) * model.smear_scale
+                    expected = expected + gate * embedded[row, at - 1]
+                torch.testing.assert_close(smeared[row, at], expected)
 
 
 def test_logits_are_bounded_and_their_loss_is_that_of_the_logits() -> None:

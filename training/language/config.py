@@ -194,6 +194,11 @@ class TrainConfig:
                 f"data.consecutive_windows={self.data.consecutive_windows} cannot be combined with "
                 "model.context_schedule, which orders the samples itself. Remove one of them"
             )
+        if self.model.smear and self.parallel.context > 1:
+            raise ValueError(
+                f"model.smear=true does not support parallel.context={self.parallel.context}: the "
+                "previous token may be on another GPU. Remove one of them"
+            )
         for stage in self.stages:
             self._check_chunks(stage.context_length)
 
