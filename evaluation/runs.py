@@ -14,7 +14,7 @@ import torch
 from data.files import differing
 from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
-from model.config import BlockConfig
+from model.block_config import BlockConfig
 from model.flops import count_params
 from model.gpt import GPT
 from training.checkpoint.choice import find_checkpoint

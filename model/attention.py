@@ -1,6 +1,7 @@
 """Self-attention, causal or not. Shapes: B batch, T tokens, H heads, D head_dim, C n_embd."""
 
 import math
+from operator import index
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,8 @@ from torch import Tensor, nn
 from kernels import ContextGroup, context_attention, flash_attention, flash_attention_packed
 from kernels.fused.linear import linear
 from kernels.mask.block_mask import BlockSparseMask
+from model.block_config import BlockConfig
 from model.cache import KVCache
-from model.config import BlockConfig
 from model.positions import apply_rotary
 from model.residual import DeferredResidual, defer, normalise
 
@@ -29,6 +30,8 @@ class SelfAttention(nn.Module):
         self.head_dim = config.head_dim
         self.full_attention = config.attends_to_all(layer)
         self.window_size = None if self.full_attention else config.window_size
+        self.training_windows: dict[int, int | None] = {}
+        """Windows of training by sequence length, where they differ from `window_size`."""
         self.impl = None if config.attention == "auto" else config.attention
         self.attention_dropout = config.attention_dropout
         self.softmax_scale = 1.0 / math.sqrt(config.head_dim)
@@ -80,6 +83,9 @@ class SelfAttention(nn.Module):
         """
         B, T, _ = x.shape
         qkv = linear(x, self.qkv_proj.weight, self.qkv_proj.bias)
+        window_size = self.window_size
+        if self.training and self.training_windows:
+            window_size = self.training_windows.get(index(T), window_size)
         grouped = self.n_kv_head != self.n_head
         dropout_p = self.attention_dropout if self.training else 0.0
         # sdpa and eager draw dropout from torch's generator themselves
@@ -90,7 +96,7 @@ class SelfAttention(nn.Module):
             "causal": self.causal and (cache is None or T > 1),
             "softmax_scale": self.softmax_scale,
             "mask": None if self.full_attention else mask,
-            "window_size": self.window_size,
+            "window_size": window_size,
             "doc_start": doc_start,
             "kv_lengths": kv_lengths,
             "dropout_p": dropout_p,

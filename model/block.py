@@ -13,8 +13,8 @@ from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.fused.linear import linear
 from kernels.mask.block_mask import BlockSparseMask
 from model.attention import SelfAttention
+from model.block_config import BlockConfig
 from model.cache import KVCache
-from model.config import BlockConfig
 from model.residual import DeferredResidual, defer, make_norm, resolve_and_normalise
 
 INIT_STD = 0.02

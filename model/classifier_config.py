@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kernels.limits import MAX_VOCAB_SIZE
+from model.block_config import MAX_CONTEXT, BlockConfig
 from model.checks import check_positive
-from model.config import MAX_CONTEXT, BlockConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,12 @@ class GPT(nn.Module):
             self.smear_scale = nn.Parameter(torch.zeros(1))
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        if config.window_grows:
+            windows = {T: config.at_context(T).window_size for T in config.contexts[:-1]}
+            for layer, block in enumerate(self.blocks):
+                assert isinstance(block, Block)
+                if not config.attends_to_all(layer):
+                    block.attn.training_windows = windows
         self.ln_f = make_norm(config)
         if not config.tie_embeddings:
             # a table like tok_emb, so that it is initialised, padded and decayed in the same way

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from model.config import BlockConfig
+from model.block_config import BlockConfig
 
 
 def check_memory(config: BlockConfig, table_params: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernels.fused.layer_norm import add_bias, add_branch, add_layer_norm, add_rms_norm
-from model.config import BlockConfig
+from model.block_config import BlockConfig
 
 Norm = nn.LayerNorm | nn.RMSNorm
 

@@ -42,6 +42,7 @@ CANDIDATES = {
         "value embeddings in every second layer", ("model.value_embedding_every=2",)
     ),
     "smear": Part("smear: the previous token's embedding, gated", ("model.smear=true",)),
+    "growing_windows": Part("windows grow with the context", ("model.window_grows=true",)),
     "untied_head": Part("untied head", ("model.tie_embeddings=false",)),
     "z_loss": Part("z-loss of 1e-4", ("optim.z_loss=1e-4",)),
     "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",)),

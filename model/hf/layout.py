@@ -87,7 +87,7 @@ SIZES = {
 ALWAYS_EXPORTABLE = frozenset(
     {
         *("vocab_size", "context_length", "n_layer", "n_head", "n_embd", "n_inner", "norm_eps"),
-        *("dropout", "attention_dropout", "mask", "context_schedule"),
+        *("dropout", "attention_dropout", "mask", "context_schedule", "window_grows"),
         # These change results by rounding at most.
         *("vocab_multiple", "attention", "residual_in_fp32", "recompute_gelu"),
     }

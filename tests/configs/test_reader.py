@@ -155,6 +155,10 @@ def test_command_line_wins_over_the_file():
             [QUICKSTART, "model.smear=true", "parallel.context=2"],
             "model.smear=true does not support parallel.context=2: the previous token",
         ),
+        (
+            ["configs/long_4k.yaml", "model.window_grows=true", "parallel.context=2"],
+            "model.window_grows=true does not support parallel.context=2",
+        ),
         ([QUICKSTART, "parallel.context=0"], "parallel.context=0 must be at least 1"),
         (
             [GPT2, "model.attention_dropout=0", "model.context_length=1000", "parallel.context=3"],

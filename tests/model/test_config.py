@@ -7,7 +7,8 @@ import pytest
 
 from configs.reader import ConfigError, from_yaml, read_config, to_yaml
 from kernels.attention import IMPLS
-from model.config import GPT2_SIZES, Attention, ModelConfig
+from model.block_config import Attention
+from model.config import GPT2_SIZES, ModelConfig
 from model.mask_config import MaskConfig
 
 

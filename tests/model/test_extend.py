@@ -75,7 +75,13 @@ def test_rotary_settings_may_change_with_a_longer_context():
 
 def test_each_field_of_the_model_must_agree_or_may_change():
     chosen = {"context_length", "dropout", "attention_dropout", "attention", "mask", "window_size"}
-    chosen |= {"full_every", "recompute_gelu", "residual_in_fp32", "context_schedule"}
+    chosen |= {
+        "window_grows",
+        "full_every",
+        "recompute_gelu",
+        "residual_in_fp32",
+        "context_schedule",
+    }
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     assert {*MUST_AGREE, *ROTARY} | chosen == fields
     assert not {*MUST_AGREE, *ROTARY} & chosen

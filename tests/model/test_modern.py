@@ -110,6 +110,24 @@ def test_a_window_hides_earlier_tokens() -> None:
         assert changed[differ].all() and not changed[differ.stop :].any()
 
 
+def test_a_window_grows_with_the_context_in_training_only() -> None:
+    grows = {"context_schedule": [[16, 0.5], [64, 0.5]], "window_grows": True}
+    config = replace(BASE, window_size=16, full_every=2, **grows)
+    assert config.at_context(16).window_size == 4 and config.at_context(64).window_size == 16
+    model = GPT(config).double()
+    narrow = GPT(replace(BASE, window_size=4, full_every=2)).double()
+    wide = GPT(replace(BASE, window_size=16, full_every=2)).double()
+    for other in (narrow, wide):
+        other.load_state_dict(model.state_dict())
+    for length, training, expected in (
+        (16, True, narrow), (16, False, wide), (64, True, wide), (32, True, wide)
+    ):  # fmt: skip
+        x = tokens(length)
+        model.train(training)
+        torch.testing.assert_close(model(x), expected(x))
+        assert not torch.allclose(narrow(x), wide(x))
+
+
 def test_grouped_heads_share_keys_and_values() -> None:
     """Grouped heads equal attention with repeated keys and values."""
     torch.manual_seed(0)
@@ -261,6 +279,7 @@ def test_flops_count_visible_pairs() -> None:
         ({"window_size": 4, "attention": "sdpa"}, "=4 is not supported with model.attention=sdpa"),
         ({"norm": "batch_norm"}, "model.norm='batch_norm' must be one of layer_norm, rms_norm"),
         ({"mlp": "relu"}, "model.mlp='relu' must be one of gelu, swiglu, relu_squared"),
+        ({"window_grows": True}, "model.window_grows=true has no effect without"),
         ({"logit_softcap": 0.0}, "model.logit_softcap=0.0 must be a finite number above 0"),
         ({"value_embedding_every": 5}, "=5 must be at least 0 and at most model.n_layer=4"),
         ({"head_size": 0}, "model.head_size=0 must be at least 1"),

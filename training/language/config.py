@@ -194,6 +194,11 @@ class TrainConfig:
                 f"data.consecutive_windows={self.data.consecutive_windows} cannot be combined with "
                 "model.context_schedule, which orders the samples itself. Remove one of them"
             )
+        if self.model.window_grows and self.parallel.context > 1:
+            raise ValueError(
+                f"model.window_grows=true does not support parallel.context="
+                f"{self.parallel.context}, which splits the sequences. Remove one of them"
+            )
         if self.model.smear and self.parallel.context > 1:
             raise ValueError(
                 f"model.smear=true does not support parallel.context={self.parallel.context}: the "
