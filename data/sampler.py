@@ -201,7 +201,7 @@ class ShuffledRange:
 
 def first_sample(
     *,
-    step: int,
+    start: int,
     micro_step: int,
     rank: int,
     grad_accum_steps: int,
@@ -210,12 +210,12 @@ def first_sample(
 ) -> int:
     """Number of the first sample in one rank's micro-batch of consecutive samples.
 
-    For a fixed number of sequences per step, a step always covers the same block of numbers,
-    however they are divided into ranks and micro-steps.
+    A step covers the same block of numbers, from `start` on, however they are divided into ranks
+    and micro-steps.
     """
-    if not (0 <= micro_step < grad_accum_steps and 0 <= rank < world_size and step >= 0):
+    if not (0 <= micro_step < grad_accum_steps and 0 <= rank < world_size and start >= 0):
         raise ValueError(
-            f"step={step}, micro_step={micro_step}, rank={rank} must be non-negative and below "
+            f"start={start}, micro_step={micro_step}, rank={rank} must be non-negative and below "
             f"grad_accum_steps={grad_accum_steps} and world_size={world_size}."
         )
-    return ((step * grad_accum_steps + micro_step) * world_size + rank) * micro_batch_size
+    return start + (micro_step * world_size + rank) * micro_batch_size

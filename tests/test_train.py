@@ -40,6 +40,7 @@ MODERN = [
     *("model.positions=rotary", "model.n_kv_head=1", "model.qk_norm=true"),
     *("model.norm=rms_norm", "model.mlp=swiglu", "model.window_size=9", "model.full_every=2"),
     *("model.value_embedding_every=1", "model.logit_softcap=15", "optim.z_loss=1e-3"),
+    *("model.smear=true", "optim.batch_schedule=[[128,0.5],[256,0.5]]"),
 ]
 
 

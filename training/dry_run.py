@@ -69,9 +69,11 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
     positions = model.context_length * model.n_embd if model.positions == "learned" else 0
     untied = 0 if model.tie_embeddings else model.vocab_size * model.n_embd
     causal, full = (flops_per_token(model, config.stages, causal=half) for half in (True, False))
-    n_tokens = optim.max_steps * optim.batch_tokens
+    n_tokens = config.tokens
+    values = model.vocab_size * model.value_embedding_width
     return [
-        f"{n_params + positions + untied:,} parameters, {positions:,} of them learned positions",
+        f"{n_params + positions + untied + values:,} parameters, {positions:,} of them learned "
+        "positions",
         *config.batch_lines(n_gpus),
         f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} per parameter",
         f"{causal:.3g} FLOPs a token, {full:.3g} if all of attention counts; "

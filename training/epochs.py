@@ -49,16 +49,16 @@ def kept_tokens(config: TrainConfig, path: str) -> list[int]:
     from data.sampler import DocumentSampler  # loads PyTorch, which --dry-run otherwise avoids
 
     starts = TokenStream(path, "train").document_starts
-    return [
-        n_tokens - DocumentSampler(starts, n_tokens, context, config.run.seed).cut_tokens
+    kept = {
+        context: n_tokens - DocumentSampler(starts, n_tokens, context, config.run.seed).cut_tokens
         for context in config.model.contexts
-    ]
+    }
+    return [kept[stage.context_length] for stage in config.stages]
 
 
 def passes(config: TrainConfig, kept: Sequence[int]) -> float:
     """Passes of a run over a text of which it sees `kept` tokens in each stage."""
-    steps = [stage.steps for stage in config.stages]
-    return sum(n * config.optim.batch_tokens / k for n, k in zip(steps, kept, strict=True))
+    return sum(stage.tokens / k for stage, k in zip(config.stages, kept, strict=True))
 
 
 def _text(config: TrainConfig, path: str, kept: Sequence[int]) -> str:
@@ -66,10 +66,8 @@ def _text(config: TrainConfig, path: str, kept: Sequence[int]) -> str:
     if len({*kept}) == 1:
         keeps = "" if config.data.align == "none" else f" that data.align={config.data.align} keeps"
         return f"the {kept[0]:,} tokens of {path}{keeps}"
-    parts = [
-        f"{tokens:,} tokens at a context of {context:,}"
-        for context, tokens in zip(config.model.contexts, kept, strict=True)
-    ]
+    by_context = {s.context_length: k for s, k in zip(config.stages, kept, strict=True)}
+    parts = [f"{k:,} tokens at a context of {context:,}" for context, k in by_context.items()]
     return f"{path}: data.align={config.data.align} keeps {', '.join(parts)}"
 
 

@@ -109,7 +109,7 @@ def test_short_corpus_and_bad_arguments():
 def test_samples_of_a_step_do_not_depend_on_the_gpus(world_size, grad_accum_steps):
     numbers = [
         first_sample(
-            step=7,
+            start=7 * 24,
             micro_step=micro_step,
             rank=rank,
             grad_accum_steps=grad_accum_steps,
@@ -127,7 +127,7 @@ def test_samples_of_a_step_do_not_depend_on_the_gpus(world_size, grad_accum_step
 def test_first_sample_refuses_a_rank_outside_the_world():
     with pytest.raises(ValueError, match="rank=2"):
         first_sample(
-            step=0, micro_step=0, rank=2, grad_accum_steps=1, world_size=2, micro_batch_size=1
+            start=0, micro_step=0, rank=2, grad_accum_steps=1, world_size=2, micro_batch_size=1
         )
 
 

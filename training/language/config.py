@@ -13,7 +13,7 @@ from model.checks import check_positive
 from model.config import ModelConfig
 from model.hf.config import unsupported_reason
 from training.config import AdamWConfig, ParallelConfig, RunConfig, counted
-from training.language.stages import Stage, context_stages
+from training.language.stages import Stage, make_stages, tokens_before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,10 @@ class OptimConfig(AdamWConfig):
     GPUs. If one micro-batch per GPU is not enough, gradients are accumulated over several."""
     micro_batch_size: int
     """Sequences per forward pass of one GPU; as many as fit its memory."""
+    batch_schedule: list[list[int | float]] = field(default_factory=list, hash=False)
+    """Tokens per step and their shares of max_steps: [[131072, 0.2], [524288, 0.8]] takes a quarter
+    of the tokens in each of the first steps. The last one is batch_tokens. []: batch_tokens
+    throughout."""
     z_loss: float = 0.0
     """Weight of the squared log-sum-exp of the logits in the training loss, which keeps logits from
     drifting (PaLM, arXiv 2204.02311): 1e-4, for example. Validation losses leave it out."""
@@ -36,6 +40,22 @@ class OptimConfig(AdamWConfig):
                 f"optim.z_loss={self.z_loss} must be a finite number of at least 0. Try 1e-4"
             )
         check_positive(self, "optim", "batch_tokens", "micro_batch_size")
+        if self.batch_schedule:
+            self._check_batch_schedule()
+
+    def _check_batch_schedule(self) -> None:
+        text = f"optim.batch_schedule={self.batch_schedule}"
+        example = f"for example [[{self.batch_tokens // 4}, 0.2], [{self.batch_tokens}, 0.8]]"
+        pairs = [pair for pair in self.batch_schedule if len(pair) == 2]
+        whole = all(type(tokens) is int and tokens > 0 for tokens, _ in pairs)
+        if len(pairs) < len(self.batch_schedule) or not whole:
+            raise ValueError(f"{text} must be pairs of a number of tokens and its share, {example}")
+        if pairs[-1][0] != self.batch_tokens:
+            raise ValueError(f"{text} must end with optim.batch_tokens={self.batch_tokens}")
+        shares = [share for _, share in pairs]
+        in_range = all(0 < share <= 1 for share in shares)
+        if not in_range or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+            raise ValueError(f"{text} must have shares above 0 whose sum is 1, {example}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +78,12 @@ class TrainConfig:
                 "remove run.exportable"
             )
         self._check_contexts()
-        self.grad_accum_steps(world_size=self.parallel.context)
-        if (tokens := self.optim.max_steps * self.optim.batch_tokens) >= 2**62:
+        for stage in self.stages:
+            self.grad_accum_steps(self.parallel.context, stage.batch_tokens)
+        if self.tokens >= 2**62:
             raise ValueError(
                 f"optim.max_steps={self.optim.max_steps} * optim.batch_tokens="
-                f"{self.optim.batch_tokens} = {tokens} tokens must be below 2^62"
+                f"{self.optim.batch_tokens} = {self.tokens} tokens must be below 2^62"
             )
 
     @staticmethod
@@ -100,12 +121,12 @@ class TrainConfig:
             except FileNotFoundError as error:
                 raise FileNotFoundError(f"{setting}{error}") from error
 
-    def grad_accum_steps(self, world_size: int) -> int:
-        """Number of micro-batches of each GPU per optimizer step.
+    def grad_accum_steps(self, world_size: int, batch_tokens: int | None = None) -> int:
+        """Number of micro-batches of each GPU per step of `batch_tokens` (None: of the setting).
 
         Raises:
-            ValueError: batch_tokens is not a multiple of the tokens of one micro-batch on all GPUs,
-                or the number of GPUs is not a multiple of parallel.context.
+            ValueError: `batch_tokens` is not a multiple of the tokens of one micro-batch on all
+                GPUs, or the number of GPUs is not a multiple of parallel.context.
         """
         context = self.parallel.context
         if world_size % context:
@@ -115,24 +136,35 @@ class TrainConfig:
             )
         groups = world_size // context
         unit = self.optim.micro_batch_size * self.model.context_length * groups
-        if self.optim.batch_tokens % unit != 0:
-            below = self.optim.batch_tokens // unit * unit
+        batch_tokens = self.optim.batch_tokens if batch_tokens is None else batch_tokens
+        if batch_tokens % unit != 0:
+            below = batch_tokens // unit * unit
             nearest = f"{below} or {below + unit}" if below else f"{unit}"
+            scheduled = batch_tokens != self.optim.batch_tokens
+            setting = "tokens of optim.batch_schedule" if scheduled else "optim.batch_tokens"
             raise ValueError(
-                f"optim.batch_tokens={self.optim.batch_tokens} must be a multiple of {unit} "
+                f"{setting}={batch_tokens} must be a multiple of {unit} "
                 f"(optim.micro_batch_size={self.optim.micro_batch_size} x model.context_length="
                 f"{self.model.context_length} x {self._readers(world_size, 'GPU')}). "
                 f"Try {nearest}"
             )
-        return self.optim.batch_tokens // unit
+        return batch_tokens // unit
 
     @property
     def stages(self) -> list[Stage]:
-        """Stages of the run, one for each context."""
+        """Stages of the run: one for each context, or for each batch size within it."""
         optim = self.optim
-        return context_stages(
-            self.model, max_steps=optim.max_steps, micro_batch_size=optim.micro_batch_size
+        return make_stages(
+            self.model,
+            optim.batch_schedule or [[optim.batch_tokens, 1.0]],
+            max_steps=optim.max_steps,
+            micro_batch_size=optim.micro_batch_size,
         )
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the whole run, with repetitions."""
+        return tokens_before(self.stages, self.optim.max_steps)
 
     def batch_lines(self, world_size: int, unit: str = "GPU") -> list[str]:
         """Composition of a step's batch, for the console: one line for each stage.
@@ -141,12 +173,13 @@ class TrainConfig:
             world_size: Number of GPUs.
             unit: Noun for them in the text.
         """
-        n_micro = self.grad_accum_steps(world_size)
-        groups = f"{counted(n_micro, 'micro-batch')} x {self._readers(world_size, unit)}"
+        readers = self._readers(world_size, unit)
         lines = [
-            f"per step: {groups} x {counted(stage.micro_batch_size, 'sequence')} x "
-            f"{stage.context_length:,} tokens = {self.optim.batch_tokens:,} tokens"
+            f"per step: {counted(n_micro, 'micro-batch')} x {readers} x "
+            f"{counted(stage.micro_batch_size, 'sequence')} x {stage.context_length:,} tokens = "
+            f"{stage.batch_tokens:,} tokens"
             for stage in self.stages
+            for n_micro in [self.grad_accum_steps(world_size, stage.batch_tokens)]
         ]
         if len(lines) == 1:
             return lines

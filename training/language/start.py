@@ -19,7 +19,7 @@ from training.checkpoint.folders import checkpoints
 from training.checkpoint.reader import Checkpoint
 from training.distributed import Processes
 from training.language.config import TrainConfig
-from training.language.stages import Stage
+from training.language.stages import Stage, tokens_before
 from training.tasks import config_of
 
 
@@ -117,8 +117,10 @@ def make_batches(
     source = MixedBatches(corpora, mixture(config)) if config.data.mix else corpora[0]
     if _parts(config, stage) == 1:
         return source
-    per_step = config.optim.batch_tokens // stage.context_length
-    first, last = stage.first_step * per_step, stage.last_step * per_step
+    first, last = (
+        tokens_before(config.stages, step) // stage.context_length
+        for step in (stage.first_step, stage.last_step)
+    )
     # The corpora of a mixture have epochs of their own.
     epoch = ROUND if config.data.mix else corpora[0].samples_per_epoch
     return ShuffledBatches(source, ShuffledRange(first, last, config.run.seed, epoch))
@@ -196,10 +198,17 @@ def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str
             "data.mix": [[len(s), weight] for s, weight in zip(others, weights, strict=True)],
         }
     stages = {}
-    if config.model.context_schedule:
-        first_steps = [[stage.context_length, stage.first_step + 1] for stage in config.stages]
-        name = "first step of each context (shares of optim.max_steps in model.context_schedule)"
-        stages = {name: first_steps}
+    for what, setting, scheduled in (
+        ("context_length", "model.context_schedule", config.model.context_schedule),
+        ("batch_tokens", "optim.batch_schedule", config.optim.batch_schedule),
+    ):
+        if scheduled:
+            firsts: dict[int, int] = {}  # a value may have several stages
+            for stage in config.stages:
+                firsts.setdefault(getattr(stage, what), stage.first_step + 1)
+            noun = "context" if what == "context_length" else "batch size"
+            name = f"first step of each {noun} (shares of optim.max_steps in {setting})"
+            stages[name] = [[value, first] for value, first in firsts.items()]
     return (
         shared_settings(config)
         | mix

@@ -22,6 +22,7 @@ from training.distributed import Processes
 from training.epochs import kept_tokens, passes
 from training.language import start
 from training.language.config import TrainConfig
+from training.language.stages import tokens_before
 from training.metrics import Record, loss_text
 from training.numerics import autocast
 from training.parallel import can_capture, set_up_context_parallel, shard_model, weights_are_static
@@ -42,9 +43,8 @@ class LanguageTask:
             ValueError, FileNotFoundError: the data are missing, or do not fit the model.
         """
         self._config, self._processes = config, processes
-        self._n_micro_batches = config.grad_accum_steps(processes.world_size)
         self._stages = config.stages
-        self.n_shapes = len(self._stages)
+        self.n_shapes = len(config.model.contexts)
         self._streams = start.open_corpora(config, "train")
         self._stream = next(iter(self._streams.values()))
         start.check_vocabulary(config, self._stream)
@@ -122,12 +122,13 @@ class LanguageTask:
         return line
 
     def samples(self, step: int) -> int:
-        steps = ((stage, stage.steps_before(step)) for stage in self._stages)
-        batch_tokens = self._config.optim.batch_tokens
-        return sum(n * batch_tokens // stage.context_length for stage, n in steps)
+        return sum(
+            stage.steps_before(step) * stage.batch_tokens // stage.context_length
+            for stage in self._stages
+        )
 
     def count(self, step: int) -> int:
-        return step * self._config.optim.batch_tokens
+        return tokens_before(self._stages, step)
 
     def tokens(self, step: int) -> int:
         return self.count(step)
@@ -143,19 +144,20 @@ class LanguageTask:
         number = self.stage(step)
         stage, source = self._stages[number], self._batches[number]
         size = stage.micro_batch_size
+        n_micro = self._config.grad_accum_steps(self._processes.world_size, stage.batch_tokens)
         batches = [
             source.batch(
                 first_sample(
-                    step=step,
+                    start=self.count(step) // stage.context_length,
                     micro_step=micro_step,
                     rank=self._processes.data_rank,
-                    grad_accum_steps=self._n_micro_batches,
+                    grad_accum_steps=n_micro,
                     world_size=self._processes.n_data,
                     micro_batch_size=size,
                 ),
                 size,
             )
-            for micro_step in range(self._n_micro_batches)
+            for micro_step in range(n_micro)
         ]
         parts = [torch.stack(part) for part in zip(*batches, strict=True) if part[0] is not None]
         return tuple(self._context.shard(part, dim=2) for part in parts)

@@ -189,3 +189,60 @@ def test_an_unscaled_schedule_needs_the_factor_of_the_contexts(tmp_path):
 def test_refused(corpus, schedule, options, message):
     with pytest.raises(ValueError, match=message):
         config_of(corpus, schedule, *options)
+
+
+def test_a_batch_schedule_divides_the_stages_of_the_context(corpus):
+    batches = "optim.batch_schedule=[[128,0.25],[256,0.75]]"
+    config = config_of(corpus, "[[32,0.5],[64,0.5]]", batches, "optim.max_steps=8")
+    assert [
+        (s.context_length, s.batch_tokens, s.first_step, s.last_step) for s in config.stages
+    ] == [
+        (32, 128, 0, 2),
+        (32, 256, 2, 4),
+        (64, 256, 4, 8),
+    ]
+    assert config.tokens == 2 * 128 + 6 * 256
+    assert [config.grad_accum_steps(1, stage.batch_tokens) for stage in config.stages] == [1, 2, 2]
+    task = LanguageTask(config, CPU)
+    assert [task.tokens(step) for step in (0, 1, 2, 3, 8)] == [0, 128, 256, 512, config.tokens]
+    assert [task.samples(step) for step in (2, 4, 5)] == [8, 24, 28]
+    assert [tuple(task.batch(step)[0].shape) for step in (0, 2, 4)] == [
+        (1, 4, 32),
+        (2, 4, 32),
+        (2, 2, 64),
+    ]
+
+
+def test_a_batch_schedule_reads_each_text_once_however_it_divides_the_steps(corpus):
+    """Steps of growing batches have the samples of steps of one size, in the same order."""
+    options = "optim.max_steps=4", "data.path=" + str(corpus)
+    growing = config_of(corpus, "[]", "optim.batch_schedule=[[128,0.5],[256,0.5]]", *options)
+    constant = config_of(corpus, "[]", "optim.batch_tokens=128", "optim.max_steps=6")
+    rows = []
+    for config in (growing, constant):
+        task = LanguageTask(config, CPU)
+        steps = range(config.optim.max_steps)
+        rows.append(torch.cat([task.batch(step)[0].flatten(0, 1) for step in steps]))
+    assert torch.equal(*rows) and len(rows[0]) == 6 * 2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            "[[128]]",
+            r"batch_schedule=\[\[128\]\] must be pairs of a number of tokens and its share",
+        ),
+        ("[[128.5,0.5],[256,0.5]]", "must be pairs of a number of tokens"),
+        ("[[128,0.5],[512,0.5]]", "must end with optim.batch_tokens=256"),
+        ("[[128,0.5],[256,0.6]]", "must have shares above 0 whose sum is 1"),
+        (
+            "[[128,0.01],[256,0.99]]",
+            r"leaves no step for a batch of 128: 0.01 of optim.max_steps=8",
+        ),
+        ("[[100,0.5],[256,0.5]]", "optim.batch_schedule=100 must be a multiple of 128"),
+    ],
+)
+def test_invalid_batch_schedules_are_refused(corpus, schedule, message):
+    with pytest.raises((ConfigError, ValueError), match=message):
+        config_of(corpus, "[]", f"optim.batch_schedule={schedule}", "optim.max_steps=8")
