@@ -20,25 +20,32 @@ def momentum_kernel(
     skip_ptr,  # () fp32: leave the buffers unchanged unless it is 0; None: 0
     size,
     MOMENTUM: tl.constexpr,
-    ALIGNED: tl.constexpr,  # 16 bytes divide all addresses, so loads are vectorised
+    ALIGNED: tl.constexpr,  # 16 bytes divide the size and all addresses: loads are vectorised
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     matrix = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    # A CUDA graph cannot leave out a launch, so a skipped step masks its stores.
+    n_stored = size
+    if skip_ptr is not None:
+        n_stored = tl.where(tl.load(skip_ptr) == 0.0, size, 0)
+    # Masked accesses are vectorised only if the bounds are known to be multiples of the vector
+    # size.
+    if ALIGNED:
+        size = tl.multiple_of(size, 4)
+        n_stored = tl.multiple_of(n_stored, 4)
     inside = at < size
+    gradients = tensor_at(addresses_ptr + 2 * matrix, tl.float32, ALIGNED) + at
     buffers = tensor_at(addresses_ptr + 2 * matrix + 1, tl.float32, ALIGNED) + at
-    g = tl.load(tensor_at(addresses_ptr + 2 * matrix, tl.float32, ALIGNED) + at, inside, other=0.0)
+    g = tl.load(gradients, inside, other=0.0)
     m = tl.load(buffers, inside, other=0.0)
     if divisor_ptr is not None:
         g = g / tl.load(divisor_ptr)
     m += (g - m) * (1.0 - MOMENTUM)
+    tl.store(buffers, m, at < n_stored)
     # Nesterov's momentum. A skipped step writes it as well, although the result is not used:
     # otherwise the products that follow would read memory that was never written.
     tl.store(batch_ptr + matrix * size + at, (g + (m - g) * MOMENTUM).to(tl.bfloat16), inside)
-    # A CUDA graph cannot leave out a launch, so a skipped step masks its stores.
-    if skip_ptr is not None:
-        inside = inside & (tl.load(skip_ptr) == 0.0)
-    tl.store(buffers, m, inside)
 
 
 @triton.jit
@@ -51,7 +58,7 @@ def apply_kernel(
     weight_decay, n_rows, n_columns, batch_stride, row_stride, column_stride,
     CAUTIOUS: tl.constexpr,  # decay only weights that the update moves towards 0
     CAST: tl.constexpr,  # dtype of casts; None: there are none
-    ALIGNED: tl.constexpr,  # as for momentum_kernel
+    ALIGNED: tl.constexpr,  # 16 bytes divide all addresses, so loads are vectorised
     TILE: tl.constexpr,
 ):  # fmt: skip
     # Square tiles, because updates of tall matrices are transposed: their columns are contiguous.
@@ -75,13 +82,15 @@ def apply_kernel(
     if CAUTIOUS:
         decayed = tl.where(w * y > 0.0, decayed, w)
     w = decayed - y
+    # A skipped step masks its stores, as above. A bound on rows does not affect vectorisation.
     if skip_ptr is not None:
-        inside = inside & (tl.load(skip_ptr) == 0.0)
+        inside = inside & (i < tl.where(tl.load(skip_ptr) == 0.0, TILE, 0))
     tl.store(weights, w, inside)
     # Write the cast of the weight for the next step's matrix products, if this weight has one.
     if CAST is not None:
         row = addresses_ptr + 2 * matrix + 1
-        tl.store(tensor_at(row, CAST, ALIGNED) + at, w.to(CAST), inside & (tl.load(row) != 0))
+        inside = inside & (i < tl.where(tl.load(row) == 0, 0, TILE))
+        tl.store(tensor_at(row, CAST, ALIGNED) + at, w.to(CAST), inside)
 
 
 class MuonUpdate:
@@ -104,11 +113,12 @@ class MuonUpdate:
         if size == 0:  # a process may have no row of a sharded matrix
             return batch
         tensors = [x for pair in zip(grads, buffers, strict=True) for x in pair]
+        aligned = size % 4 == 0 and are_aligned(tensors)
         with torch.cuda.device_of(batch):
             momentum_kernel[(triton.cdiv(size, BLOCK), len(grads))](
                 self._tables[0].update(tensors, batch.device), batch, divisor, skip, size,
-                MOMENTUM=momentum, ALIGNED=are_aligned(tensors), BLOCK=BLOCK,
-                num_warps=NUM_WARPS, enable_fp_fusion=True,
+                MOMENTUM=momentum, ALIGNED=aligned, BLOCK=BLOCK, num_warps=NUM_WARPS,
+                enable_fp_fusion=True,
             )  # fmt: skip
         torch.autograd.graph.increment_version(buffers)
         return batch
