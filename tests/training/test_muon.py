@@ -223,42 +223,47 @@ def test_weights_that_the_kernels_do_not_support() -> None:
         assert 0.004 < change < 0.012 and weight.dtype == before.dtype
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("settings", [{}, {"normalize_rows": True, "cautious_decay": True}])
-def test_captured_steps(settings: dict[str, Any]) -> None:
-    """Replays read the address tables of the capture, also after steps on other addresses."""
+def test_graphed_steps(settings: dict[str, Any], device: str) -> None:
+    """Replays read the address tables of their capture, also after steps on other addresses."""
     results: list[list[Tensor]] = []
     for impl in ("triton", "reference"):
-        ours = [nn.Parameter(w.detach().cuda()) for w in weights()]
-        slopes = [w.detach().cuda() for w in weights(seed=1)]
+        ours = [nn.Parameter(w.detach().to(device)) for w in weights()]
+        slopes = [w.detach().to(device) for w in weights(seed=1)]
         group = {"params": ours, "momentum": 0.9, **settings}
-        lr = torch.tensor(0.02, device="cuda")
-        optimizer = Muon([group], lr=lr, weight_decay=0.1, impl=impl, capturable=True)
+        lr, n_wrong = torch.tensor(0.02, device=device), torch.zeros((), device=device)
+        optimizer = Muon([group], lr=lr, weight_decay=0.1, impl=impl, capturable=device == "cuda")
 
         def step(
-            factor: Tensor, ours: Any = ours, slopes: Any = slopes, own: Muon = optimizer
+            factor: Tensor,
+            ours: list[nn.Parameter] = ours,
+            slopes: list[Tensor] = slopes,
+            optimizer: Muon = optimizer,
+            n_wrong: Tensor = n_wrong,
         ) -> None:
-            own.zero_grad(set_to_none=True)
-            casts = [cast_weight(w, torch.bfloat16) for w in ours]
+            optimizer.zero_grad(set_to_none=True)
+            casts = [cast_weight(w, torch.float16) for w in ours]
             sums = [(w * slope).sum() for w, slope in zip(ours, slopes, strict=True)]
             (torch.stack(sums).sum() * factor).backward()
-            own.found_inf = (factor % 5 == 0).float()
-            own.step()
+            optimizer.found_inf = (factor % 5 == 0).float()
+            optimizer.step()
             for w, cast in zip(ours, casts, strict=True):
-                wrong.add_((cast != w.bfloat16()).sum())
+                n_wrong.add_((cast != w.half()).sum())
 
-        wrong = torch.zeros((), device="cuda")
-        takes = [GraphedStep(step, optimizer, torch.device("cuda")) for _ in range(2)]
-        for number, factor in enumerate(torch.arange(1, 25, device="cuda").float()):
-            takes[number % 2](factor)
+        takes = [GraphedStep(step, optimizer, torch.device(device)) for _ in range(2)]
+        for number, factor in enumerate(torch.arange(1.0, 25.0, device=device)):
+            takes[number // 8 % 2](factor)
             for size in (2, 4, 8):  # overwrites old address tables if their memory was freed
-                torch.full((size,), -1, device="cuda")
-                torch.full((size,), -1).pin_memory()
-        assert wrong == 0 and all(state["step"] == 20 for state in optimizer.state.values())
+                torch.full((size,), -1, device=device)
+                if device == "cuda":
+                    torch.full((size,), -1).pin_memory()
+        assert n_wrong == 0 and all(state["step"] == 20 for state in optimizer.state.values())
         results.append([w.detach() for w in ours])
     for x, y, start in zip(*results, weights(), strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=5e-3)  # bfloat16 rounds either way
-        assert (y.cpu() - start).abs().max() > 0.05
+        change = (y.cpu() - start).norm()
+        # Both round to bfloat16 internally, and Triton's interpreter truncates.
+        assert (x - y).norm() < 0.05 * change
 
 
 def test_muon_refuses_vectors_and_closures() -> None:
