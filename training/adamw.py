@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from kernels import triton
-from kernels.fused.cast_cache import active_cast_cache
+from kernels.fused.cast_cache import find_casts, mark_written
 from kernels.fused.dispatch import module_of, select_impl
 from training.distributed import local_tensor
 
@@ -49,8 +49,7 @@ class AdamW(torch.optim.AdamW):
         if closure is not None or not weights:
             return super().step(closure)
         parts = [(local_tensor(w), local_tensor(w.grad)) for w in weights]
-        reason = _unsupported_reason(parts)
-        if select_impl(self._impl, parts[0][0], triton=reason) == "reference":
+        if self._select_impl(parts) == "reference":
             sharded = any(isinstance(weight, DTensor) for weight in weights)
             return self._step_shards() if sharded else super().step()
         if len(self._launches) != len(self.param_groups):
@@ -59,6 +58,10 @@ class AdamW(torch.optim.AdamW):
         for group, launch in zip(self.param_groups, self._launches, strict=True):
             self._step_group(group, launch)
         return None
+
+    def _select_impl(self, parts: Sequence[tuple[Tensor, Tensor]]) -> str:
+        """Select the implementation for these pairs of local weight and gradient."""
+        return select_impl(self._impl, parts[0][0], triton=_unsupported_reason(parts))
 
     def _local_tensors(self, group: dict[str, Any]) -> list[list[Tensor]]:
         """Local weights, gradients, both moments, an empty list (for AMSGrad), and step counts."""
@@ -92,15 +95,11 @@ class AdamW(torch.optim.AdamW):
         # The increment is on the GPU. PyTorch would synchronize on a single one, but not on a list.
         increment = [torch.ones_like(steps[0]) if skip is None else (skip == 0).to(steps[0])]
         torch._foreach_add_(steps, increment * len(steps))
-        lr, device = group["lr"], weights[0].device
-        if not isinstance(lr, Tensor) or lr.device != device:  # so while state is loaded
-            lr = torch.full((), float(lr), device=device)
-        cache = active_cast_cache()
-        casts = [None if cache is None else cache.find(weight) for weight in weights]
+        casts = find_casts(weights)
         launch(
             list(zip(weights, [g.contiguous() for g in grads], means, squares, steps, strict=True)),
             casts,
-            lr=lr,
+            lr=lr_on(weights[0].device, group),
             betas=group["betas"],
             eps=group["eps"],
             weight_decay=group["weight_decay"],
@@ -108,9 +107,15 @@ class AdamW(torch.optim.AdamW):
             skip=skip,
         )
         torch.autograd.graph.increment_version(weights)
-        if cache is not None:
-            written = zip(weights, casts, strict=True)
-            cache.mark_written(weight for weight, cast in written if cast is not None)
+        mark_written(weights, casts)
+
+
+def lr_on(device: torch.device, group: dict[str, Any]) -> Tensor:
+    """Learning rate of a parameter group as a tensor on `device`."""
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and lr.device == device:
+        return lr
+    return torch.full((), float(lr), device=device)  # a tensor elsewhere while state is loaded
 
 
 def _unsupported_reason(weights: Sequence[tuple[Tensor, Tensor]]) -> str | None:

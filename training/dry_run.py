@@ -314,7 +314,7 @@ def _weights(config: TrainConfig, world_size: int) -> tuple[float, float]:
     gathered = tables + (2 if parallel.reshard else layers) * block
     # of which the last are about to be added up
     gradients = 4 * n_params / world_size + (tables + block) * (size + 4)
-    # Estimated for AdamW. Muon has one moment less, and its step takes 1 GiB, or 32 bytes for each
+    # Estimated for AdamW. Muon has one moment less, and its step takes 1 GiB, or 16 bytes for each
     # element of a larger matrix, after activations and gathered weights are freed.
     return OVERHEAD + 12 * n_params / world_size + gathered * size, gradients
 

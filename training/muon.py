@@ -2,14 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.fused.cast_cache import active_cast_cache
-from training.adamw import AdamW
+from kernels.fused.cast_cache import find_casts, mark_written
+from kernels.fused.dispatch import module_of
+from training.adamw import AdamW, lr_on
 from training.distributed import local_tensor
 from training.sharded_muon import apply_to_whole, batch_size, sum_over_shards
 
@@ -33,9 +34,9 @@ POLYNOMIALS: dict[str, tuple[Polynomial, ...]] = {
     ),
 }
 _EPS = 1e-7
-_BATCH_ELEMENTS = 2**25
+_BATCH_ELEMENTS = 2**26
 """Elements that a process updates at once, unless a matrix has more. The temporary tensors of a
-step take 32 bytes for each, 1 GiB, while no activations are in memory."""
+step take up to 16 bytes for each, 1 GiB, while no activations are in memory."""
 _RMS = 0.2  # typical root mean square of AdamW's updates
 
 
@@ -65,6 +66,10 @@ class Muon(AdamW):
                     "group without momentum"
                 )
 
+    @cached_property
+    def _updates(self) -> dict[tuple[Tensor, str], Any]:
+        return {}  # by a batch's first weight and its implementation
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Take a step; `grad_scale` and `found_inf` apply to all groups, as in `AdamW.step`."""
@@ -92,44 +97,24 @@ class Muon(AdamW):
 
     def _step_batch(self, group: dict[str, Any], weights: list[Tensor]) -> None:
         """Update matrices of one shape (M, N) at once; of sharded ones, this process's rows."""
-        momentum, lr = group["momentum"], group["lr"]
         skip: Tensor | None = getattr(self, "found_inf", None)
         divisor: Tensor | None = getattr(self, "grad_scale", None)
         states = [self._state_of(weight, group) for weight in weights]
         first, device = weights[0], weights[0].device
         increment = torch.ones((), device=device) if skip is None else (skip == 0).float()
         torch._foreach_add_([state["step"] for state in states], [increment] * len(states))
-        grads = torch.stack([local_tensor(w.grad) for w in weights if w.grad is not None])
+        grads = [local_tensor(w.grad) for w in weights if w.grad is not None]
         weights = [local_tensor(weight) for weight in weights]
-        if divisor is not None:
-            grads = grads / divisor
         buffers = [local_tensor(state["momentum_buffer"]) for state in states]
-        means = torch.stack(buffers).lerp(grads, 1 - momentum)
+        impl = self._select_impl(list(zip(weights, grads, strict=True)))
+        parts = self._updates.setdefault((first, impl), module_of(impl, "muon").MuonUpdate())
+        y = parts.momentum(grads, buffers, momentum=group["momentum"], divisor=divisor, skip=skip)
         function = partial(orthogonalize, polynomials=POLYNOMIALS[group["orthogonalization"]])
-        update = apply_to_whole(function, grads.lerp(means, momentum), first).to(grads.dtype)
-        rows, columns = first.shape
-        if group["normalize_rows"]:
-            squares = [local_tensor(state["row_squares"]) for state in states]
-            square = update.square().mean(-1, keepdim=True)
-            mean = torch.stack(squares).lerp(square, 1 - group["betas"][1])
-            _write(squares, mean, skip)
-            update = update / mean.sqrt().clamp(min=_EPS)
-            size = sum_over_shards(update.square().sum((-2, -1), keepdim=True), first).sqrt()
-            update = update * (_RMS * (rows * columns) ** 0.5 / size.clamp(min=_EPS))
-        else:
-            update = update * (_RMS * max(rows, columns) ** 0.5)
-        values = torch.stack(weights)
-        decayed = values * (1 - lr * group["weight_decay"])
-        if group["cautious_decay"]:
-            decayed = torch.where(values * update > 0, decayed, values)
-        _write(buffers, means, skip)
-        _write(weights, decayed - update * lr, skip)
-        cache = active_cast_cache()
-        if cache is not None:
-            casts = [(cast, w) for w in weights if (cast := cache.find(w)) is not None]
-            for cast, weight in casts:
-                cast.copy_(weight)
-            cache.mark_written(weight for _, weight in casts)
+        y = apply_to_whole(function, y, first)
+        casts, factors = find_casts(weights), _row_factors(group, y, states, first, skip)
+        settings = {"weight_decay": group["weight_decay"], "cautious": group["cautious_decay"]}
+        parts.apply(weights, casts, y, factors, lr=lr_on(device, group), skip=skip, **settings)
+        mark_written(weights, casts)
 
     def _state_of(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """State of a matrix, which is created if there is none."""
@@ -143,11 +128,23 @@ class Muon(AdamW):
         return state
 
 
-def _write(tensors: list[Tensor], values: Tensor, skip: Tensor | None) -> None:
-    """Write each of `values` into its tensor, unless the step is skipped."""
-    if skip is not None:  # a skipped step may contain values that are not finite
-        values = torch.where(skip > 0, torch.stack(tensors), values)
-    torch._foreach_copy_(tensors, [*values])
+def _row_factors(
+    group: dict[str, Any], y: Tensor, states: list[dict[str, Tensor]], weight: Tensor,
+    skip: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Factor of each row of orthogonalized matrices y, (B, m, 1) fp32; updates `row_squares`."""
+    rows, columns = weight.shape
+    if not group["normalize_rows"]:
+        size = _RMS * max(rows, columns) ** 0.5
+        return y.new_full((*y.shape[:2], 1), size, dtype=torch.float32)
+    norms = torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=torch.float32)
+    squares = [local_tensor(state["row_squares"]) for state in states]
+    old = torch.stack(squares)
+    means = old.float().lerp(norms.square() / columns, 1 - group["betas"][1])
+    torch._foreach_copy_(squares, [*(means if skip is None else means.where(skip == 0, old))])
+    factors = 1 / means.sqrt().clamp(min=_EPS)
+    size = sum_over_shards((norms * factors).square().sum(1, keepdim=True), weight).sqrt()
+    return factors * (_RMS * (rows * columns) ** 0.5 / size.clamp(min=_EPS))
 
 
 def orthogonalize(x: Tensor, polynomials: Sequence[Polynomial]) -> Tensor:

@@ -94,6 +94,20 @@ def active_cast_cache() -> CastCache | None:
     return CastCache._active
 
 
+def find_casts(weights: Iterable[Tensor]) -> list[Tensor | None]:
+    """Casts of weights in the active cache, for an optimizer to write; None for each without."""
+    cache = CastCache._active
+    return [None if cache is None else cache.find(weight) for weight in weights]
+
+
+def mark_written(weights: Iterable[Tensor], casts: Iterable[Tensor | None]) -> None:
+    """Record that the optimizer updated these weights and these casts from `find_casts`."""
+    cache = CastCache._active
+    if cache is not None:
+        pairs = zip(weights, casts, strict=True)
+        cache.mark_written(weight for weight, cast in pairs if cast is not None)
+
+
 def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Contiguous, read-only weight in `dtype`; the weight itself where nothing needs to change."""
     if weight.dtype == dtype:

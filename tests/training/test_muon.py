@@ -10,7 +10,11 @@ from training.adamw import AdamW
 from training.language.config import OptimConfig
 from training.muon import POLYNOMIALS, Muon, orthogonalize
 from training.optim import make_optimizer
+from training.step import GraphedStep
 
+pytest.importorskip("triton")
+
+IMPLS = pytest.mark.parametrize("impl", ["reference", "triton"])
 SHAPES = [(24, 8), (8, 24), (8, 8), (24, 8), (17, 5)]
 
 
@@ -25,14 +29,15 @@ def give_gradients(parameters: list[nn.Parameter], step: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator)
 
 
-def muon(parameters: list[nn.Parameter], **settings: Any) -> Muon:
+def muon(parameters: list[nn.Parameter], impl: str | None = None, **settings: Any) -> Muon:
     group = {"params": parameters, "momentum": 0.9, **settings}
-    return Muon([group], lr=0.02, weight_decay=0.1)
+    return Muon([group], lr=0.02, weight_decay=0.1, impl=impl)
 
 
-def test_muon_steps_match_pytorch() -> None:
+@IMPLS
+def test_muon_steps_match_pytorch(impl: str) -> None:
     ours, theirs = weights(), weights()
-    a = muon(ours)
+    a = muon(ours, impl)
     b = torch.optim.Muon(
         theirs, lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
     )
@@ -77,9 +82,10 @@ def test_polar_express_reaches_smaller_singular_values() -> None:
     assert ends[1] < 0.2 < ends[0]
 
 
-def test_normuon_normalises_the_rows_of_the_update() -> None:
+@IMPLS
+def test_normuon_normalises_the_rows_of_the_update(impl: str) -> None:
     ours, plain = weights(), weights()
-    optimizer, other = muon(ours, normalize_rows=True), muon(plain)
+    optimizer, other = muon(ours, impl, normalize_rows=True), muon(plain, impl)
     squares = [torch.zeros(len(p), 1) for p in ours]
     for step in range(3):
         before = [p.detach().clone() for p in ours]
@@ -102,7 +108,8 @@ def test_normuon_normalises_the_rows_of_the_update() -> None:
     assert optimizer.state[ours[0]]["row_squares"].shape == (24, 1)
 
 
-def test_cautious_decay_spares_weights_that_grow() -> None:
+@IMPLS
+def test_cautious_decay_spares_weights_that_grow(impl: str) -> None:
     ours, free, plain = weights(), weights(), weights()
     before = [p.detach().clone() for p in ours]
     for parameters, settings in (
@@ -111,7 +118,7 @@ def test_cautious_decay_spares_weights_that_grow() -> None:
         (plain, {}),
     ):
         give_gradients(parameters, 0)
-        muon(parameters, **settings).step()
+        muon(parameters, impl, **settings).step()
     for p, without, decayed, was in zip(ours, free, plain, before, strict=True):
         shrinks = was * (was - without) > 0
         assert 0 < shrinks.sum() < shrinks.numel()
@@ -130,10 +137,11 @@ def test_settings_reach_the_optimizer() -> None:
         assert {key: group[key] for key in expected} == expected
 
 
+@IMPLS
 @pytest.mark.parametrize("normalize_rows", [False, True])
-def test_a_step_that_is_not_finite_is_skipped(normalize_rows: bool) -> None:
+def test_a_step_that_is_not_finite_is_skipped(normalize_rows: bool, impl: str) -> None:
     ours = weights()
-    optimizer = muon(ours, normalize_rows=normalize_rows)
+    optimizer = muon(ours, impl, normalize_rows=normalize_rows)
     give_gradients(ours, 0)
     optimizer.step()
     before = [p.detach().clone() for p in ours]
@@ -148,11 +156,12 @@ def test_a_step_that_is_not_finite_is_skipped(normalize_rows: bool) -> None:
         assert all(torch.equal(optimizer.state[p][key], x) for key, x in state.items())
 
 
-def test_gradients_are_divided() -> None:
+@IMPLS
+def test_gradients_are_divided(impl: str) -> None:
     results: list[list[Tensor]] = []
     for divisor in (1.0, 4.0):
         some = weights()
-        each = muon(some)
+        each = muon(some, impl)
         give_gradients(some, 0)
         for p in some:
             assert p.grad is not None
@@ -182,16 +191,79 @@ def test_other_groups_use_adamw() -> None:
     assert a.state[ours[4]].keys() == {"step", "momentum_buffer"}
 
 
-def test_cached_casts_are_written() -> None:
+# Triton's interpreter truncates to bfloat16.
+@pytest.mark.parametrize(
+    ("impl", "dtype"), [("reference", torch.bfloat16), ("triton", torch.float16)]
+)
+def test_cached_casts_are_written(impl: str, dtype: torch.dtype) -> None:
     ours = weights()
-    optimizer, cache = muon(ours), CastCache()
+    optimizer, cache = muon(ours, impl), CastCache()
     with cache.activate():
-        cast = cast_weight(ours[0], torch.bfloat16)
+        cast = cast_weight(ours[0], dtype)
         give_gradients(ours, 0)
         optimizer.step()
-    assert torch.equal(cast, ours[0].detach().bfloat16())
+    assert torch.equal(cast, ours[0].detach().to(dtype))
     with cache.activate():
-        assert cast_weight(ours[0], torch.bfloat16) is cast
+        assert cast_weight(ours[0], dtype) is cast
+
+
+def test_weights_that_the_kernels_do_not_support() -> None:
+    """The reference updates weights of any dtype and strides; a request for the kernels fails."""
+    transposed = nn.Parameter(torch.randn(4, 3).T)
+    half = nn.Parameter(torch.randn(3, 4).bfloat16())
+    for weight, reason in ((transposed, r"strides \(1, 3\)"), (half, r"is torch\.bfloat16")):
+        before = weight.detach().clone()
+        weight.grad = torch.ones_like(weight)
+        with pytest.raises(ValueError, match=f"impl='triton' cannot serve this call: .*{reason}"):
+            muon([weight], "triton").step()
+        for some in (False, True):
+            muon([weight], normalize_rows=some, cautious_decay=some).step()
+        # Each update has a root mean square of about 0.2 * lr = 0.004; decay is much smaller.
+        change = (weight - before).float().square().mean().sqrt()
+        assert 0.004 < change < 0.012 and weight.dtype == before.dtype
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("settings", [{}, {"normalize_rows": True, "cautious_decay": True}])
+def test_graphed_steps(settings: dict[str, Any], device: str) -> None:
+    """Replays read the address tables of their capture, also after steps on other addresses."""
+    results: list[list[Tensor]] = []
+    for impl in ("triton", "reference"):
+        ours = [nn.Parameter(w.detach().to(device)) for w in weights()]
+        slopes = [w.detach().to(device) for w in weights(seed=1)]
+        group = {"params": ours, "momentum": 0.9, **settings}
+        lr, n_wrong = torch.tensor(0.02, device=device), torch.zeros((), device=device)
+        optimizer = Muon([group], lr=lr, weight_decay=0.1, impl=impl, capturable=device == "cuda")
+
+        def step(
+            factor: Tensor,
+            ours: list[nn.Parameter] = ours,
+            slopes: list[Tensor] = slopes,
+            optimizer: Muon = optimizer,
+            n_wrong: Tensor = n_wrong,
+        ) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            casts = [cast_weight(w, torch.float16) for w in ours]
+            sums = [(w * slope).sum() for w, slope in zip(ours, slopes, strict=True)]
+            (torch.stack(sums).sum() * factor).backward()
+            optimizer.found_inf = (factor % 5 == 0).float()
+            optimizer.step()
+            for w, cast in zip(ours, casts, strict=True):
+                n_wrong.add_((cast != w.half()).sum())
+
+        takes = [GraphedStep(step, optimizer, torch.device(device)) for _ in range(2)]
+        for number, factor in enumerate(torch.arange(1.0, 25.0, device=device)):
+            takes[number // 8 % 2](factor)
+            for size in (2, 4, 8):  # overwrites old address tables if their memory was freed
+                torch.full((size,), -1, device=device)
+                if device == "cuda":
+                    torch.full((size,), -1).pin_memory()
+        assert n_wrong == 0 and all(state["step"] == 20 for state in optimizer.state.values())
+        results.append([w.detach() for w in ours])
+    for x, y, start in zip(*results, weights(), strict=True):
+        change = (y.cpu() - start).norm()
+        # Both round to bfloat16 internally, and Triton's interpreter truncates.
+        assert (x - y).norm() < 0.05 * change
 
 
 def test_muon_refuses_vectors_and_closures() -> None:

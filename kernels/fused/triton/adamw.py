@@ -12,20 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .addresses import AddressTable, are_aligned, dtype_of, tensor_at
+
 BLOCK, NUM_WARPS = 2048, 8
-
-_TRITON = {None: None, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-
-
-@triton.jit
-def _tensor_at(address, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """Load the address of a tensor as a pointer to DTYPE, aligned to 16 bytes if `ALIGNED`."""
-    # The compiler knows the alignment of arguments, but not that of an address from memory. Without
-    # this hint it would not vectorise loads.
-    pointer = tl.load(address).to(tl.pointer_type(DTYPE))
-    if ALIGNED:
-        pointer = tl.multiple_of(pointer, 16)
-    return pointer
 
 
 @triton.jit
@@ -58,11 +47,11 @@ def adamw_kernel(
         size = tl.multiple_of(size, 4)
     inside = at < size
     row = addresses_ptr + 6 * tensor
-    weights = _tensor_at(row, tl.float32, ALIGNED) + at
-    gradients = _tensor_at(row + 1, tl.float32, ALIGNED) + at
-    means = _tensor_at(row + 2, tl.float32, ALIGNED) + at
-    squares = _tensor_at(row + 3, tl.float32, ALIGNED) + at
-    step = tl.load(_tensor_at(row + 5, tl.float32, False))
+    weights = tensor_at(row, tl.float32, ALIGNED) + at
+    gradients = tensor_at(row + 1, tl.float32, ALIGNED) + at
+    means = tensor_at(row + 2, tl.float32, ALIGNED) + at
+    squares = tensor_at(row + 3, tl.float32, ALIGNED) + at
+    step = tl.load(tensor_at(row + 5, tl.float32, False))
     lr = tl.load(lr_ptr)
 
     # Update the moments.
@@ -89,7 +78,7 @@ def adamw_kernel(
         size = tl.where(tl.load(row + 4) == 0, 0, size)
         if ALIGNED:
             size = tl.multiple_of(size, 4)
-        tl.store(_tensor_at(row + 4, CAST, ALIGNED) + at, w.to(CAST), at < size)
+        tl.store(tensor_at(row + 4, CAST, ALIGNED) + at, w.to(CAST), at < size)
 
 
 class AdamWLaunch:
@@ -97,9 +86,8 @@ class AdamWLaunch:
 
     def __init__(self) -> None:
         self._sizes: tuple[int, ...] = ()
-        self._addresses: tuple[int, ...] = ()
-        self._tables: list[Tensor] = []
-        self._captured: list[Tensor] = []
+        self._blocks: list[Tensor] = []
+        self._addresses = AddressTable()
 
     def __call__(
         self, tensors: Sequence[tuple[Tensor, ...]], casts: Sequence[Tensor | None],
@@ -117,48 +105,30 @@ class AdamWLaunch:
             skip: () fp32; unless it is 0, nothing changes. None: 0.
         """
         device = tensors[0][0].device
-        (dtype,) = {cast.dtype for cast in casts if cast is not None} or {None}
-        self._update_tables(tensors, casts, device)
-        blocks, sizes, addresses = self._tables
+        self._update_blocks([weight.numel() for weight, *_ in tensors], device)
+        rows = [(*row[:4], cast, row[4]) for row, cast in zip(tensors, casts, strict=True)]
+        addresses = self._addresses.update([x for row in rows for x in row], device)
         # Step counters are loaded one by one, so their alignment does not matter.
-        vectors = [a for i, a in enumerate(self._addresses) if i % 6 != 5]
-        aligned = all(n % 4 == 0 for n in self._sizes) and all(a % 16 == 0 for a in vectors)
+        aligned = all(n % 4 == 0 for n in self._sizes) and are_aligned(
+            x for row in rows for x in row[:5]
+        )
+        blocks, sizes = self._blocks
         with torch.cuda.device_of(tensors[0][0]):
             adamw_kernel[(len(blocks),)](
                 blocks, addresses, sizes, lr, divisor, skip, eps, weight_decay,
                 *betas, *(math.log2(beta) if beta else -math.inf for beta in betas),
-                CAST=_TRITON[dtype], ALIGNED=aligned, BLOCK=BLOCK, num_warps=NUM_WARPS,
+                CAST=dtype_of(casts), ALIGNED=aligned, BLOCK=BLOCK, num_warps=NUM_WARPS,
                 enable_fp_fusion=True,
             )  # fmt: skip
 
-    def _update_tables(
-        self, tensors: Sequence[tuple[Tensor, ...]], casts: Sequence[Tensor | None],
-        device: torch.device,
-    ) -> None:  # fmt: skip
-        """Rebuild the tables that do not match these tensors."""
-        sizes = tuple(weight.numel() for weight, *_ in tensors)
-        if sizes != self._sizes:
-            n = torch.tensor(sizes)
-            n_blocks = -(-n // BLOCK)
-            tensor = torch.arange(len(n)).repeat_interleave(n_blocks)
-            block = torch.arange(len(tensor)) - (n_blocks.cumsum(0) - n_blocks)[tensor]
-            blocks = torch.stack([tensor, block], 1).int()
-            self._sizes, self._addresses = sizes, ()
-            self._tables = [self._put(blocks, device), self._put(n, device)]
-        addresses = tuple(
-            0 if x is None else x.data_ptr()
-            for (*updated, step), cast in zip(tensors, casts, strict=True)
-            for x in (*updated, cast, step)
-        )
-        if addresses != self._addresses:
-            self._addresses = addresses
-            self._tables[2:] = [self._put(torch.tensor(addresses), device)]
-
-    def _put(self, table: Tensor, device: torch.device) -> Tensor:
-        """Copy a table to the device, asynchronously and in a way that a CUDA graph can capture."""
-        if device.type != "cuda":
-            return table
-        table = table.pin_memory()
-        if torch.cuda.is_current_stream_capturing():
-            self._captured.append(table)  # each replay reads it
-        return table.to(device, non_blocking=True)
+    def _update_blocks(self, sizes: Sequence[int], device: torch.device) -> None:
+        """Rebuild the tables of blocks and sizes if they do not match these sizes."""
+        if self._sizes == tuple(sizes):
+            return
+        n = torch.tensor(sizes)
+        n_blocks = -(-n // BLOCK)
+        tensor = torch.arange(len(n)).repeat_interleave(n_blocks)
+        block = torch.arange(len(tensor)) - (n_blocks.cumsum(0) - n_blocks)[tensor]
+        blocks = torch.stack([tensor, block], 1).int()
+        self._sizes = tuple(sizes)
+        self._blocks = [self._addresses.put(blocks, device), self._addresses.put(n, device)]

@@ -17,6 +17,8 @@ pytest.importorskip("triton")
         ("reference", "cross_entropy", ["row_cross_entropy"]),
         ("triton", "layer_norm", ["layer_norm_bwd"]),
         ("triton", "adamw", ["AdamWLaunch"]),
+        ("triton", "muon", ["MuonUpdate"]),
+        ("reference", "muon", ["MuonUpdate"]),
     ],
 )
 def test_the_module_of_an_implementation_exists(impl, name, functions):

@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.fused.triton import adamw, cross_entropy, gelu, layer_norm, sums
+from kernels.fused.triton import adamw, cross_entropy, gelu, layer_norm, muon, sums
 from kernels.triton import merge
 from tests.kernels.triton.compile_kernels import registers_and_stack
 
@@ -25,6 +25,20 @@ KERNELS = {
         | {"CAST": tl.bfloat16, "ALIGNED": True, "BLOCK": adamw.BLOCK},
         {"num_warps": adamw.NUM_WARPS},
     ),
+    "muon, momentum": (
+        muon.momentum_kernel,
+        {"MOMENTUM": 0.95, "ALIGNED": True, "BLOCK": muon.BLOCK},
+        {"num_warps": muon.NUM_WARPS},
+    ),
+    **{
+        f"muon, apply, {contiguous}": (
+            muon.apply_kernel,
+            {contiguous: 1, "CAUTIOUS": True, "CAST": tl.bfloat16}
+            | {"ALIGNED": True, "TILE": muon.TILE},
+            {"num_warps": muon.NUM_WARPS},
+        )
+        for contiguous in ("column_stride", "row_stride")
+    },
     "add_parts": (sums.add_parts_kernel, {"ROWS": sums.ROWS, "COLUMNS": sums.COLUMNS}, {}),
     "bias_gelu": (gelu.bias_gelu_kernel, TILES, {"num_warps": gelu.NUM_WARPS}),
     "bias_gelu_bwd": (
@@ -68,7 +82,11 @@ FP32 = (
     *("bias_ptr", "sums_ptr", "losses_ptr", "softcap", "z_loss"),
     *("mean_ptr", "rstd_ptr", "weight_ptr", "parts_ptr"),
     *("lse_ptr", "part_lse_ptr"),
-    *("lr_ptr", "divisor_ptr", "skip_ptr", "eps", "weight_decay"),
+    *("lr_ptr", "divisor_ptr", "skip_ptr", "eps", "weight_decay", "factors_ptr"),
+)
+MULTIPLES_OF_16 = (
+    *("width", "logits_stride", "n_columns", "parts_stride"),
+    *("size", "n_rows", "batch_stride", "row_stride", "column_stride"),
 )
 
 
@@ -91,8 +109,7 @@ def measure(name: str, capability: int, dtype: str) -> dict[str, object]:
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, arg in enumerate(names)
-        if arg not in constants
-        and (arg.endswith("_ptr") or arg in ("width", "logits_stride", "n_columns", "parts_stride"))
+        if arg not in constants and (arg.endswith("_ptr") or arg in MULTIPLES_OF_16)
     }
     compiled = triton.compile(
         ASTSource(kernel, signature, constexprs, aligned),
