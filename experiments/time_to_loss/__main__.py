@@ -7,7 +7,7 @@
 The first command trains GPT-2 small with the train.py of a checkout of karpathy/nanoGPT, on cuDNN
 attention. The second trains Papilio with each number of steps of --steps, which names models of
 experiments.table4. All take 32,768 tokens per step at a context of 4,096. nanoGPT has learned
-positions, no biases and a cosine schedule; all else is as in Papilio's 4k. The learning rate ends
+positions, no biases and a cosine schedule, and the AdamW settings of Papilio's 4k. The rate ends
 at 0 with each run, so each duration is a run of its own. The seconds are interpolated between a run
 that misses nanoGPT's loss and one that reaches it.
 

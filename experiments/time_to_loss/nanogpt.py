@@ -33,7 +33,7 @@ POINTS = 6  # evaluations of a run
 
 # 32,768 tokens a step, the learning rate and the betas of the budget `minutes` of Table 4. As in
 # our runs, the learning rate ends at 0 and nothing is dropped out. Its own weight decay and
-# clipping have the values of our GPT-2 already.
+# clipping are those of our GPT-2 already.
 SETTINGS: dict[str, Any] = {
     "block_size": 4096,
     "batch_size": 8,
