@@ -50,4 +50,6 @@ def _line(name: str, result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _minutes(run: Row) -> float:
+    if "seconds" in run:
+        return run["seconds"] / 60
     return run.get("minutes") or 60 * run["gpu_hours"]

@@ -1,0 +1,1 @@
+"""Seconds of training that each recipe needs for nanoGPT's loss."""
