@@ -64,6 +64,14 @@ def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
     assert len({config.model.context_length for config in configs}) == 5
 
 
+def test_a_growing_batch_takes_more_steps_for_as_many_tokens(tmp_path):
+    jobs = jobs_of(["recipe", "recipe_growing_batch"], tmp_path, "minutes_131k")
+    tokens = {job.name: job.config.tokens for job in jobs}
+    assert tokens["recipe"] == 900 * 131_072
+    assert tokens["recipe_growing_batch"] == pytest.approx(tokens["recipe"], rel=1e-3)
+    assert {job.name: job.config.optim.max_steps for job in jobs}["recipe_growing_batch"] == 1059
+
+
 def test_a_growing_context_is_not_compared_with_learned_positions(tmp_path):
     with pytest.raises(ValueError, match="needs model.positions=rotary"):
         jobs_of(["1k", "1k_to_4k"], tmp_path, "paper")
