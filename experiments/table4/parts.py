@@ -44,6 +44,13 @@ CANDIDATES = {
     "smear": Part("smear: the previous token's embedding, gated", ("model.smear=true",)),
     "growing_windows": Part("windows grow with the context", ("model.window_grows=true",)),
     "untied_head": Part("untied head", ("model.tie_embeddings=false",)),
+    "wide_heads": Part(
+        "6 heads of 128 instead of 12 of 64", ("model.n_head=6", "model.n_kv_head=2")
+    ),
+    "shorter_first_context": Part(
+        "context from 512 to 1K to 4K",
+        ("model.context_schedule=[[512,0.25],[1024,0.5],[4096,0.25]]",),
+    ),
     "z_loss": Part("z-loss of 1e-4", ("optim.z_loss=1e-4",)),
     "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",)),
     "lower_adamw_lr": Part("AdamW's learning rate 1e-3 instead of 3e-3", ("optim.adamw_lr=1e-3",)),
