@@ -9,7 +9,9 @@ _BUTTERFLY = ("model.mask.pattern=butterfly",)
 _OF_4K = ("data.consecutive_windows=4",)
 _DOCUMENTS = ("data.document_mask=true",)
 _LEARNED = ("model.positions=learned",)
-_FROM_SCRATCH = ("model.context_schedule=[]", "model.rope_scaling=none")
+_FROM_SCRATCH = (  # at 4K throughout
+    *("model.context_schedule=[]", "model.context_length=4096", "model.rope_scaling=none"),
+)
 _GROWS = "model.context_schedule=[[1024,0.75],[4096,0.25]]"
 _TO_4K = ("model.rope_scaling=ntk", _GROWS)
 _TO_16K = (

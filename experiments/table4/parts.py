@@ -13,7 +13,8 @@ class Part(NamedTuple):
 
 PARTS = {
     "growing_context": Part(
-        "context grows from 1K to 4K", ("model.context_schedule=[]", "model.rope_scaling=none")
+        "context grows from 1K to 4K",
+        ("model.context_schedule=[]", "model.context_length=4096", "model.rope_scaling=none"),
     ),
     "windows": Part(
         "windows of 1,024 in three of four layers",

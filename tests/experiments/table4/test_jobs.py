@@ -64,6 +64,12 @@ def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
     assert len({config.model.context_length for config in configs}) == 5
 
 
+def test_models_have_the_context_of_their_name(tmp_path):
+    lengths = {"1k": 1024, "2k": 2048, "4k": 4096, "8k": 8192, "16k": 16_384}
+    for job in jobs_of([*MODELS], tmp_path, "minutes_131k"):
+        assert job.config.model.context_length == lengths[MODELS[job.name].context], job.name
+
+
 def test_a_growing_batch_takes_more_steps_for_as_many_tokens(tmp_path):
     jobs = jobs_of(["recipe", "recipe_growing_batch"], tmp_path, "minutes_131k")
     tokens = {job.name: job.config.tokens for job in jobs}
