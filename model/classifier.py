@@ -131,7 +131,7 @@ class Classifier(nn.Module):
     def init_weights(self) -> None:
         """Draw all parameters from torch's global generator."""
         config = self.config
-        init_linear_and_norm(self, config.n_layer)
+        init_linear_and_norm(self, config)
         # The head does not add to a residual stream, so its weights need not be small.
         for layer in (self.head_in, self.head_out):
             nn.init.xavier_uniform_(layer.weight)

@@ -89,7 +89,7 @@ class GPT(nn.Module):
         0.02. Padding rows of the embedding are 0 and stay 0, because they get no gradient. Value
         embeddings are 0, so a model starts as it would without them.
         """
-        init_linear_and_norm(self, self.config.n_layer)
+        init_linear_and_norm(self, self.config)
         tables = [self.tok_emb] if self.config.tie_embeddings else [self.tok_emb, self.out_emb]
         for table in tables:
             # Padding rows draw no random numbers, so vocab_multiple does not change the weights.

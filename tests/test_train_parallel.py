@@ -42,7 +42,7 @@ def assert_same_losses(one, other):
         pytest.param(
             [
                 *("model.tie_embeddings=false", "model.head_size=24", "model.n_inner=50"),
-                *("model.value_embedding_every=2", "model.mlp=relu_squared"),
+                *("model.value_embedding_every=2", "model.mlp=relu_squared", "model.smear=true"),
             ],
             marks=pytest.mark.slow,
         ),

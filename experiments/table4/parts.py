@@ -52,6 +52,7 @@ CANDIDATES = {
         "context from 512 to 1K to 4K",
         ("model.context_schedule=[[512,0.25],[1024,0.5],[4096,0.25]]",),
     ),
+    "zero_init": Part("blocks start as the identity", ("model.zero_init=true",)),
     "z_loss": Part("z-loss of 1e-4", ("optim.z_loss=1e-4",)),
     "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",)),
     "lower_adamw_lr": Part("AdamW's learning rate 1e-3 instead of 3e-3", ("optim.adamw_lr=1e-3",)),

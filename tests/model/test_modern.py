@@ -203,6 +203,21 @@ def test_value_embeddings_are_added_to_the_values_of_their_layers() -> None:
     torch.testing.assert_close(moved, expected)
 
 
+def test_blocks_that_start_at_zero_are_the_identity() -> None:
+    torch.manual_seed(0)
+    plain = GPT(BASE)
+    torch.manual_seed(0)
+    model = GPT(replace(BASE, zero_init=True))
+    x = tokens()
+    expected = model.head(F.layer_norm(model.tok_emb(x), (32,)))
+    torch.testing.assert_close(model(x), expected)
+    ends = ("out_proj.weight", "fc_out.weight")
+    for (name, weight), (_, other) in zip(
+        model.named_parameters(), plain.named_parameters(), strict=True
+    ):
+        assert not weight.any() if name.endswith(ends) else torch.equal(weight, other), name
+
+
 def test_smear_adds_the_gated_embedding_of_the_previous_token() -> None:
     torch.manual_seed(0)
     model = GPT(replace(BASE, smear=True)).double().eval()
