@@ -167,7 +167,8 @@ class Trainer:
                     f"set optim.max_steps above {step}"
                 )
             else:
-                changed = changed_settings(self.start.step, checkpoint.optim(), config.optim)
+                before = checkpoint.optim(type(config.optim))
+                changed = changed_settings(self.start.step, before, config.optim)
                 self.startup_messages += [f"resuming from {folder}", *changed]
         elif config.run.init_from is not None:
             source = Path(config.run.init_from)

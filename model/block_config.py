@@ -58,7 +58,8 @@ class BlockConfig:
     or add a bias."""
     mlp: Literal["gelu", "swiglu", "relu_squared"] = "gelu"
     """MLP between its linear layers: GELU, SwiGLU at a width with about as many parameters (Shazeer
-    2020, arXiv 2002.05202), or the square of a ReLU (So et al. 2021, arXiv 2109.08668)."""
+    2020, arXiv 2002.05202), or the square of a ReLU (So et al. 2021, arXiv 2109.08668), which
+    stores one activation more than GELU."""
     n_inner: int | None = None
     """Width of the MLP between its linear layers. null: 4 n_embd, and for SwiGLU two thirds of
     that, rounded up to a multiple of 64."""

@@ -70,7 +70,7 @@ class KVCache:
     def advance(self, tokens: Tensor) -> None:
         """Count `tokens` (B, T_new), whose keys and values every layer has appended."""
         self.length += tokens.shape[1]
-        self.last_token = tokens[:, -1:]
+        self.last_token = tokens[:, -1:].clone()  # callers may reuse the memory
 
     def reset(self) -> None:
         """Drop all tokens, but keep the memory allocated."""

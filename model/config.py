@@ -49,8 +49,8 @@ class ModelConfig(BlockConfig):
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
     context_schedule: list[list[int | float]] = field(default_factory=list, hash=False)
     """Contexts of a run and their shares of its steps, shortest first: [[1024, 0.75], [4096,
-    0.25]] trains with sequences of 1,024 tokens for three quarters of the tokens, then with 4,096.
-    A step has the same number of tokens throughout. The last context is context_length, and every
+    0.25]] trains with sequences of 1,024 tokens for three quarters of the steps, then with 4,096.
+    The tokens of a step do not depend on the context. The last context is context_length, and every
     validation uses it. []: context_length throughout."""
     window_grows: bool = False
     """With context_schedule, let window_size grow with the context: a stage at a quarter of

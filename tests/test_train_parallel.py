@@ -109,7 +109,7 @@ def test_fsdp_starts_with_the_weights_of_another_run(run, tmp_path):
         pytest.param(
             2, ["model.window_size=5", "model.full_every=2", FSDP], marks=pytest.mark.slow
         ),
-        (4, ["data.document_mask=true", FSDP]),
+        (4, ["data.document_mask=true", FSDP, "model.value_embedding_every=1"]),
         pytest.param(4, ["parallel.context=4"], marks=pytest.mark.slow),
         pytest.param(
             2,

@@ -177,7 +177,7 @@ class AdamWConfig:
     it off."""
     adamw_lr: float | None = None
     """Muon and NorMuon only: peak learning rate of the parameters that AdamW updates, such as
-    embeddings. It follows the schedule of lr. null: lr."""
+    embeddings; min_lr and weight decay scale with it. It follows the schedule of lr. null: lr."""
     momentum: float = 0.95
     """Muon and NorMuon only: decay rate of the running mean of gradients, in [0, 1)."""
     orthogonalization: Literal["newton_schulz", "polar_express"] = "newton_schulz"
@@ -188,7 +188,8 @@ class AdamWConfig:
     """Muon and NorMuon only: decay a weight of a matrix only in steps whose update also moves it
     towards 0 (Chen et al. 2025, arXiv 2510.12402)."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of the first and second moment, each in [0, 1)."""
+    """AdamW's decay rates of the first and second moment, each in [0, 1). NorMuon averages the
+    squares of rows at the second rate."""
     eps: float = 1e-8
     """AdamW's epsilon, which prevents a division by 0: above 0."""
     grad_clip: float = 1.0

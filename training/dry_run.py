@@ -1,5 +1,6 @@
 """Estimates of what a run needs, without a GPU or data: `train.py CONFIG --dry-run`."""
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -253,8 +254,9 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         if context > 1:
             # those up to the end of both chunks for its own: kernels/context/gather.py
             attention += size * 2 * kv * (context + 0.5 - 1)
-    if model.mlp == "swiglu":
-        mlp = size * 3 * model.mlp_width  # gate, value, and their product
+    if model.mlp != "gelu":
+        # gate, value and their product, or what is squared and its square
+        mlp = size * (3 if model.mlp == "swiglu" else 2) * model.mlp_width
         mlp_backward = 2 * mlp  # and the gradients of these
     else:
         mlp = size * model.mlp_width * (1 if model.recompute_gelu else 2)
@@ -283,7 +285,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         n_tokens * (model.n_layer * kept + kept_of_values + again),
         head,
         receive_buffers,
-        accumulates=config.optim.batch_tokens > n_tokens * world_size,
+        accumulates=max(s.batch_tokens for s in config.stages) > n_tokens * world_size,
     )
 
 
@@ -337,7 +339,8 @@ def fitting_micro_batch(config: TrainConfig, memory: float, n_gpus: int) -> int:
     """Largest optim.micro_batch_size within `memory` bytes that divides the batch; 0: none."""
     most = largest_micro_batch(config, memory, n_gpus)
     n_groups = n_gpus // config.parallel.context  # of GPUs that share a sequence
-    sequences = config.optim.batch_tokens // config.model.context_length // n_groups
+    tokens = math.gcd(*(stage.batch_tokens for stage in config.stages))
+    sequences = tokens // config.model.context_length // n_groups
     return max((n for n in range(1, most + 1) if sequences % n == 0), default=0)
 
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Muon(AdamW):
             ValueError: a parameter of a group with momentum is not a matrix.
         """
         super().__init__(groups, **settings)
+        self._updates: dict[tuple[Tensor, str], Any] = {}  # by first weight and implementation
         for group in self.param_groups:
             group.setdefault("momentum", None)
             group.setdefault("normalize_rows", False)
@@ -65,10 +66,6 @@ class Muon(AdamW):
                     f"Muon needs matrices, and a parameter has shape {shapes[0]}. Move it to a "
                     "group without momentum"
                 )
-
-    @cached_property
-    def _updates(self) -> dict[tuple[Tensor, str], Any]:
-        return {}  # by a batch's first weight and its implementation
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -107,7 +104,9 @@ class Muon(AdamW):
         weights = [local_tensor(weight) for weight in weights]
         buffers = [local_tensor(state["momentum_buffer"]) for state in states]
         impl = self._select_impl(list(zip(weights, grads, strict=True)))
-        parts = self._updates.setdefault((first, impl), module_of(impl, "muon").MuonUpdate())
+        if (first, impl) not in self._updates:
+            self._updates[first, impl] = module_of(impl, "muon").MuonUpdate()
+        parts = self._updates[first, impl]
         y = parts.momentum(grads, buffers, momentum=group["momentum"], divisor=divisor, skip=skip)
         function = partial(orthogonalize, polynomials=POLYNOMIALS[group["orthogonalization"]])
         y = apply_to_whole(function, y, first)

@@ -35,11 +35,15 @@ def learning_rate(step: int, config: AdamWConfig) -> float:
 
 
 def changed_settings(step: int, before: AdamWConfig, now: AdamWConfig) -> list[str]:
-    """Log lines about settings of the optimizer that changed at step `step`."""
+    """Log lines about settings of the optimizer that changed at step `step`.
+
+    `before` and `now` are of one class. Batches are not the optimizer's.
+    """
     changed = {
         field.name: f"optim.{field.name} changed from {old} to {new}"
-        for field in fields(AdamWConfig)
-        if (old := getattr(before, field.name)) != (new := getattr(now, field.name))
+        for field in fields(now)
+        if "batch" not in field.name
+        and (old := getattr(before, field.name)) != (new := getattr(now, field.name))
     }
     schedule = [changed.pop(name) for name in _SCHEDULE if name in changed]
     lines = [", ".join(changed.values())] if changed else []
@@ -98,7 +102,7 @@ def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the learning rate of all parameter groups, times the lr_scale of each."""
     for group in optimizer.param_groups:
-        scaled = lr * group["lr_scale"]
+        scaled = lr * group.get("lr_scale", 1.0)
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(scaled)  # a captured step reads this tensor
         else:

@@ -131,8 +131,8 @@ PARTS = {
     "attention": r"^attn_|flash|sdpa|fmha|compute_dot_do_o|convert_dq",
     "loss": r"cross_entropy_kernel|softmax|nll_loss",
     "MLP: bias and GELU": r"gelu(?!_mlp)|tanh",
-    "residuals and normalisation": r"layer_norm|LayerNorm|layernorm|GammaBeta",
-    "optimizer and clipping": r"multi_tensor_apply|lpnorm|adam",
+    "residuals and normalisation": r"(layer|rms)_norm|LayerNorm|layernorm|GammaBeta",
+    "optimizer and clipping": r"multi_tensor_apply|lpnorm|adam|^(momentum|apply)_kernel",
 }
 REST = "casts, bias gradients, embedding and the rest"
 IDLE = "nothing running"
@@ -232,7 +232,7 @@ class Stopwatch:
         """Count a step of `tokens` tokens, summed over all processes."""
         if self._at_first_step:
             self._at_first_step = False
-            self._untimed_tokens = tokens
+            self._untimed_tokens += tokens  # more than one if no step between them was timed
             self._start()
         else:
             self._interval_tokens += tokens

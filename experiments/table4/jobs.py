@@ -176,7 +176,7 @@ def make_jobs(
         job.config.grad_accum_steps(gpus_per_run)
         check_same_settings(job.folder, job.config, may_differ=job.may_differ)
         per_token = flops_per_token(job.config.model, job.config.stages, causal=True)
-        flops[job.folder] = per_token * job.config.optim.max_steps
+        flops[job.folder] = per_token * job.config.tokens
 
     @cache
     def chain(folder: Path) -> float:

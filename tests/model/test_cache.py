@@ -177,3 +177,14 @@ def test_a_cache_does_not_extend_learned_positions() -> None:
     with pytest.raises(ValueError, match=r"17 tokens.*model.context_length=16.*rotary"):
         model.hidden(torch.zeros(1, 2, dtype=torch.int64), cache=cache)
     assert cache.length == CONTEXT - 1
+
+
+def test_a_reused_buffer_of_tokens_changes_no_earlier_token() -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(vocab_size=11, context_length=8, n_layer=1, n_head=2, n_embd=8, smear=True)
+    model = GPT(config).double().eval()
+    torch.nn.init.normal_(model.smear_scale)
+    tokens, cache, buffer = torch.randint(11, (1, 6)), KVCache(1, 8), torch.zeros(1, 1).long()
+    with torch.no_grad():
+        states = [model.hidden(buffer.copy_(tokens[:, n : n + 1]), cache=cache) for n in range(6)]
+        torch.testing.assert_close(torch.cat(states, dim=1), model.hidden(tokens))

@@ -22,6 +22,7 @@ from training.dry_run import (
     GIB,
     duration,
     estimate,
+    fitting_micro_batch,
     handle_dry_run,
     largest_micro_batch,
     startup_notes,
@@ -216,6 +217,7 @@ def test_options_that_take_more_activation_memory() -> None:
         ("n_inner", 4000),
         ("head_size", 96),
         ("value_embedding_every", 2),
+        ("mlp", "relu_squared"),
     ):
         more = estimate(config_of(replace(model, **{name: value})), 32, 1)
         assert more.activations > base.activations, name
@@ -383,3 +385,16 @@ def test_stages_of_a_growing_context(capsys, corpus) -> None:
     N = 124_439_808 - 786_432
     mean = 6 * N + 6 * 12 * 768 * (0.75 * 1024 + 0.25 * 4096)
     assert f"{mean:.3g} FLOPs a token" in out
+
+
+def test_a_batch_schedule_limits_and_accumulates_micro_batches() -> None:
+    config = config_of(ModelConfig(context_length=1024))
+    config = replace(config, optim=replace(config.optim, max_steps=2, micro_batch_size=1))
+    tokens = config.optim.batch_tokens
+    schedule = [[tokens // 2, 0.5], [tokens, 0.5]]
+    halved = replace(config, optim=replace(config.optim, batch_schedule=schedule))
+    most = fitting_micro_batch(config, 10_000 * GIB, 1)
+    assert fitting_micro_batch(halved, 10_000 * GIB, 1) == most // 2
+    assert not estimate(config, most, 1).accumulates
+    doubled = replace(config.optim, batch_schedule=[[2 * tokens, 0.5], [tokens, 0.5]])
+    assert estimate(replace(config, optim=doubled), most, 1).accumulates

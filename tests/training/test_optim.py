@@ -61,6 +61,9 @@ def test_all_changed_settings_are_reported():
         "optim.weight_decay changed from 0.5 to 0.1",
         "optim.lr changed from 0.0006 to 1.0: the learning rate continues at 0.5 instead of 0.0003",
     ]
+    assert changed_settings(50, before, config(weight_decay=0.5, z_loss=0.1, batch_tokens=128)) == [
+        "optim.z_loss changed from 0.0 to 0.1"
+    ]
     assert changed_settings(50, before, before) == []
 
 

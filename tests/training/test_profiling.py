@@ -114,6 +114,9 @@ NORM, OPTIMIZER = "residuals and normalisation", "optimizer and clipping"
         ("triton_poi_fused_gelu_mlp_bwd_native_layer_norm_backward_3", NORM),
         ("triton_per_fused_linear_cross_entropy_grad_native_layer_norm_7", NORM),
         ("void multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata>", OPTIMIZER),
+        ("triton_red_fused__fused_rms_norm_add_4", NORM),
+        ("momentum_kernel", OPTIMIZER),
+        ("apply_kernel", OPTIMIZER),
         ("triton_poi_fused__to_copy_6", REST),
     ],
 )
@@ -192,6 +195,17 @@ def test_recompiling_steps_count_like_later_steps(clock):
     with watch.paused():
         assert watch.tokens_per_s() == 180 / 13
         assert seconds(watch) == pytest.approx(3 * 3.0 + 2 * 7.0)
+
+
+def test_stages_of_one_step_are_counted(clock):
+    watch = Stopwatch(CPU)
+    steps(watch, clock, COMPILING)
+    for _ in range(2):
+        watch.expect_compilation()
+        steps(watch, clock, COMPILING)
+    steps(watch, clock, 5.0)
+    with watch.paused():
+        assert seconds(watch) == pytest.approx(4 * 5.0)
 
 
 def test_the_first_step_is_counted_after_the_second(clock):

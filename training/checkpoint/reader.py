@@ -43,6 +43,7 @@ from training.distributed import Processes
 from training.tasks import RunConfiguration
 
 C = TypeVar("C", bound=RunConfiguration)
+Optim = TypeVar("Optim", bound=AdamWConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,17 +101,17 @@ class Checkpoint:
         task = self.values.get("task")
         return task if isinstance(task, str) else None
 
-    def optim(self) -> AdamWConfig:
+    def optim(self, schema: type[Optim]) -> Optim:
         """Settings of the optimizer; settings newer than the checkpoint have their defaults.
 
         Raises:
             ValueError: They are damaged.
         """
-        names = {field.name for field in fields(AdamWConfig)}
+        names = {field.name for field in fields(schema)}
         with _with_remedy(self.folder), _state_errors_as_damage():
             saved = _section(self.values, "optim")
             known = {name: saved[name] for name in names & saved.keys()}
-            return from_record(AdamWConfig, known, "optim")
+            return from_record(schema, known, "optim")
 
     @classmethod
     def is_intact(cls, folder: Path) -> bool:

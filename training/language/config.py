@@ -31,7 +31,8 @@ class OptimConfig(AdamWConfig):
     throughout."""
     z_loss: float = 0.0
     """Weight of the squared log-sum-exp of the logits in the training loss, which keeps logits from
-    drifting (PaLM, arXiv 2204.02311): 1e-4, for example. Validation losses leave it out."""
+    drifting (PaLM, arXiv 2204.02311): 1e-4, for example. The recorded training loss includes it,
+    validation losses do not."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +52,10 @@ class OptimConfig(AdamWConfig):
         if len(pairs) < len(self.batch_schedule) or not whole:
             raise ValueError(f"{text} must be pairs of a number of tokens and its share, {example}")
         if pairs[-1][0] != self.batch_tokens:
-            raise ValueError(f"{text} must end with optim.batch_tokens={self.batch_tokens}")
+            raise ValueError(
+                f"{text} must end with optim.batch_tokens={self.batch_tokens}. Try "
+                f"optim.batch_tokens={pairs[-1][0]}"
+            )
         shares = [share for _, share in pairs]
         in_range = all(0 < share <= 1 for share in shares)
         if not in_range or not math.isclose(sum(shares), 1, abs_tol=1e-6):
@@ -140,10 +144,11 @@ class TrainConfig:
         if batch_tokens % unit != 0:
             below = batch_tokens // unit * unit
             nearest = f"{below} or {below + unit}" if below else f"{unit}"
-            scheduled = batch_tokens != self.optim.batch_tokens
-            setting = "tokens of optim.batch_schedule" if scheduled else "optim.batch_tokens"
+            setting = f"optim.batch_tokens={batch_tokens}"
+            if batch_tokens != self.optim.batch_tokens:
+                setting = f"a batch of {batch_tokens} tokens in optim.batch_schedule"
             raise ValueError(
-                f"{setting}={batch_tokens} must be a multiple of {unit} "
+                f"{setting} must be a multiple of {unit} "
                 f"(optim.micro_batch_size={self.optim.micro_batch_size} x model.context_length="
                 f"{self.model.context_length} x {self._readers(world_size, 'GPU')}). "
                 f"Try {nearest}"
@@ -183,9 +188,10 @@ class TrainConfig:
         ]
         if len(lines) == 1:
             return lines
+        has_contexts = len(self.model.contexts) > 1
         return [
-            f"context {stage.context_length:,}{self._scaling(stage)} for steps "
-            f"{stage.first_step + 1:,} to {stage.last_step:,} "
+            (f"context {stage.context_length:,}{self._scaling(stage)} for " if has_contexts else "")
+            + f"steps {stage.first_step + 1:,} to {stage.last_step:,} "
             f"({stage.steps / self.optim.max_steps:.1%}), {line}"
             for stage, line in zip(self.stages, lines, strict=True)
         ]

@@ -203,12 +203,12 @@ def must_match(config: TrainConfig, streams: dict[str, TokenStream]) -> dict[str
         ("batch_tokens", "optim.batch_schedule", config.optim.batch_schedule),
     ):
         if scheduled:
-            firsts: dict[int, int] = {}  # a value may have several stages
-            for stage in config.stages:
-                firsts.setdefault(getattr(stage, what), stage.first_step + 1)
+            firsts = [[getattr(stage, what), stage.first_step + 1] for stage in config.stages]
             noun = "context" if what == "context_length" else "batch size"
             name = f"first step of each {noun} (shares of optim.max_steps in {setting})"
-            stages[name] = [[value, first] for value, first in firsts.items()]
+            # Stages that differ only in the other setting begin with the same value.
+            values = [None, *(value for value, _ in firsts)]
+            stages[name] = [x for x, old in zip(firsts, values, strict=False) if x[0] != old]
     return (
         shared_settings(config)
         | mix

@@ -115,7 +115,7 @@ class LanguageTask:
             f"{epochs:.2f} epochs"
         )
         if self._config.data.align == "document":
-            cuts = (
+            cuts = dict.fromkeys(  # stages may differ in the batch alone
                 f"{part.cut_share:.1%} at a context of {part.context_length:,}" for part in parts
             )
             line += f"; data.align=document cuts {', '.join(cuts)}"
@@ -182,8 +182,8 @@ class LanguageTask:
         text, utilisation = loss_text(means["loss"]), None
         if per_s is None:
             text += (
-                "  (the first step of a context is not timed)"
-                if self.n_shapes > 1
+                "  (the first step of a stage is not timed)"
+                if len(self._stages) > 1
                 else ("  (the first step is not timed)")
             )
         else:
@@ -204,9 +204,12 @@ class LanguageTask:
             "mfu_full": utilisation.full if utilisation else None,
             "memory_gib": memory_gib,
         }
-        if len(self._stages) > 1:
+        if self.n_shapes > 1:
             text += f"  context {stage.context_length:,}"
             values["context_length"] = stage.context_length
+        if self._config.optim.batch_schedule:
+            text += f"  batch {stage.batch_tokens:,}"
+            values["batch_tokens"] = stage.batch_tokens
         return Record(text, values)
 
     def validate(self, model: nn.Module, step: int, stop: Stop) -> Record:

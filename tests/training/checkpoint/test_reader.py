@@ -183,12 +183,13 @@ def test_settings_newer_than_a_checkpoint_get_defaults(tmp_path):
     folder = save(tmp_path, 1, *make(0))
     optim = {"max_steps": 5, "lr": 0.25, "betas": [0.5, 0.75], "batch_tokens": 64}
     rewrite(folder, config={"optim": optim})
-    assert Checkpoint.open(folder).optim() == AdamWConfig(max_steps=5, lr=0.25, betas=(0.5, 0.75))
+    expected = AdamWConfig(max_steps=5, lr=0.25, betas=(0.5, 0.75))
+    assert Checkpoint.open(folder).optim(AdamWConfig) == expected
     wrong = [{"lr": 0.25}, {"max_steps": 5, "lr": "${oc.env:HOME}"}, {"max_steps": 5, "betas": 1}]
     for optim in [*wrong, {"max_steps": 5, "schedule": "none"}, [], None]:
         rewrite(folder, config={"optim": optim})
         with pytest.raises(ValueError, match="damaged"):
-            Checkpoint.open(folder).optim()
+            Checkpoint.open(folder).optim(AdamWConfig)
 
 
 FILES = ["state.json", "model.safetensors", "optimizer.safetensors", "processes.safetensors", SUMS]

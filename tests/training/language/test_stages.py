@@ -240,7 +240,10 @@ def test_a_batch_schedule_reads_each_text_once_however_it_divides_the_steps(corp
             "[[128,0.01],[256,0.99]]",
             r"leaves no step for a batch of 128: 0.01 of optim.max_steps=8",
         ),
-        ("[[100,0.5],[256,0.5]]", "optim.batch_schedule=100 must be a multiple of 128"),
+        (
+            "[[100,0.5],[256,0.5]]",
+            "a batch of 100 tokens in optim.batch_schedule must be a multiple of 128",
+        ),
     ],
 )
 def test_invalid_batch_schedules_are_refused(corpus, schedule, message):
