@@ -44,6 +44,9 @@ CHOICES = {
     "value embeddings": {"value_embedding_every": 2, "n_kv_head": 2},
     "value embeddings everywhere": {"value_embedding_every": 1, "positions": "learned"},
     "smear": {"smear": True},
+    "growing window": {
+        "window_size": 9, "context_schedule": [[16, 0.5], [64, 0.5]], "window_grows": True
+    },
     "narrow gelu": {"n_inner": 50, "norm_eps": 1e-3},
     "strided": {"mask": MaskConfig(pattern="strided", block_size=16, stride_blocks=2)},
     "random": {"mask": MaskConfig(pattern="random", block_size=16, random_blocks=1)},
