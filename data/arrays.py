@@ -49,6 +49,8 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
                     f"it declares {len(members)} arrays of {size} bytes in all, but at most "
                     f"{_MAX_ARRAYS} arrays of {_MAX_BYTES} bytes are allowed"
                 )
+            if any(member.header_offset < 0 for member in members):
+                raise ValueError("it declares an array that begins before the file")
             arrays = {}
             for member in members:
                 with archive.open(member) as file:

@@ -90,3 +90,19 @@ def test_an_archive_that_would_unpack_to_more_is_refused(tmp_path, little_memory
     path.write_bytes(content[:-9])
     with pytest.raises(ValueError, match="not a complete .npz file"):
         load_npz(path)
+
+
+def test_damage_to_the_directory_of_an_archive_is_a_value_error(tmp_path):
+    """A changed offset may place an array before the file."""
+    path = tmp_path / "arrays.npz"
+    np.savez(path, a=np.arange(5.0), b=np.arange(3))
+    whole = path.read_bytes()
+    start = whole.index(b"PK\x01\x02")  # of the directory, at the end of the file
+    messages = set()
+    for place in range(start, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            load_npz(path)
+        except ValueError as error:
+            messages.add(str(error))
+    assert "it declares an array that begins before the file" in messages
