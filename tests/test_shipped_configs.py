@@ -31,9 +31,10 @@ KINDS = {
     "lra/pathfinder_rotary": TINY_CLASSIFIER,
 }
 CASES = [
-    *[(name, "aot_eager", 1e-4) for name in KINDS if name != "lra/image"],
-    # similar to lra/listops
+    *[(name, "aot_eager", 1e-4) for name in KINDS if name not in ("lra/image", "long_4k")],
+    # similar to lra/listops and to modern_small_4k
     pytest.param("lra/image", "aot_eager", 1e-4, marks=pytest.mark.slow),
+    pytest.param("long_4k", "aot_eager", 1e-4, marks=pytest.mark.slow),
     # Inductor also compiles C++: half a minute each, and other random numbers for dropout
     *[
         pytest.param(name, "inductor", 0.5, marks=pytest.mark.slow)
