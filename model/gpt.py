@@ -59,8 +59,8 @@ class GPT(nn.Module):
             # a table like tok_emb, so that it is initialised, padded and decayed in the same way
             self.out_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
         if config.value_layers:
-            # One table for all layers, because a single lookup has a faster backward pass. Zeros
-            # draw no random numbers, so the other weights are those of a model without it.
+            # One table for all layers, so that there is one lookup. Zeros draw no random numbers:
+            # the other weights are those of a model without it.
             zeros = torch.zeros(config.padded_vocab_size, config.value_embedding_width)
             self.value_emb = nn.Embedding.from_pretrained(zeros, freeze=False)
         self.context = ContextGroup()
@@ -296,7 +296,7 @@ class GPT(nn.Module):
         if not layers:
             return {}
         parts = self.value_emb(tokens).to(dtype).chunk(len(layers), dim=-1)
-        # Copies, because compiled code cannot return views of one tensor without a slow backward.
+        # Copies: autograd would add up the gradients of views of one tensor outside compiled code.
         return {layer: part.contiguous() for layer, part in zip(layers, parts, strict=True)}
 
     def _make_rotary_tables(self) -> None:

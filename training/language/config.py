@@ -86,8 +86,8 @@ class TrainConfig:
             self.grad_accum_steps(self.parallel.context, stage.batch_tokens)
         if self.tokens >= 2**62:
             raise ValueError(
-                f"optim.max_steps={self.optim.max_steps} * optim.batch_tokens="
-                f"{self.optim.batch_tokens} = {self.tokens} tokens must be below 2^62"
+                f"optim.max_steps={self.optim.max_steps} steps of up to optim.batch_tokens="
+                f"{self.optim.batch_tokens} are {self.tokens} tokens, which must be below 2^62"
             )
 
     @staticmethod
