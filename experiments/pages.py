@@ -123,6 +123,8 @@ TABLES: dict[str, Callable[[], str]] = {
         *(f"evaluation_{budget}/evaluation" for budget in _BY_TOKENS),
     ),
     "repeats": _of(lambda *results: repeats.table_of(_gains(*results)), *_REPEATS),
+    "recipe": _of(table4.models_table, "recipe"),
+    "recipe_answers": _of(table4.differences_table, "recipe"),
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),
     "passkey": _of(passkey.runs_table, "passkey"),

@@ -132,11 +132,11 @@ def main(args: Namespace) -> None:
     models = [*BASE, *(NAMES[name] for name in args.parts)]
     sweep(args, models, BUDGET, out)
     table4 = read_result(out / "table4.json")
-    if not effects(table4):
-        print("no part was compared: the recipe and a model of --parts must both be scored")
-        return
     result = {"effects": effects(table4), "loss_per_log_tokens": loss_per_log_tokens(table4)}
-    result |= {"rows": table4["rows"], "comparisons": table4["comparisons"], "runs": table4["runs"]}
+    result |= {key: table4[key] for key in ("rows", "comparisons", "runs")}
     path = out / "recipe.json"
     write_result(path, result)
-    publish(path, parts_table(result), draw(result))
+    if result["effects"]:
+        publish(path, parts_table(result), draw(result))
+    else:
+        print("no part was compared: the recipe and a model of --parts must both be scored")
