@@ -7,8 +7,9 @@ each candidate added, on 118M tokens with three seeds, and GPT-2's recipe. It is
 experiments.table4, with the same options: it resumes, and several machines can share it. Writes
 OUT/table4.json, and OUT/recipe.json with a table and a picture of all parts.
 
-At equal time, a part that makes a step slower leaves fewer tokens. This is estimated from the time
-per token with and without the part, and from the recipe's loss after four fifths of the tokens.
+At equal time, a part that makes a step slower leaves fewer tokens. This is estimated from the times
+of experiments.train_steps.recipe_step (--times), and from the recipe's loss after four fifths of
+the tokens.
 """
 
 from argparse import Namespace
@@ -16,18 +17,20 @@ from pathlib import Path
 
 from experiments.harness import Command
 from experiments.table4.options import add_sweep_options, check_sweep_options
-from experiments.table4.parts import PAIRS_OF_PARTS, WITH, WITHOUT
+from experiments.table4.parts import NAMES, PAIRS_OF_PARTS, WITH, WITHOUT
 
-NAMES = {name.split("_", 2)[2]: name for name in {**WITHOUT, **WITH}}
 BASE = ("4k", "recipe", "recipe_shorter", "recipe_same_time")
 
 command = Command(__name__)
 command.add("--parts", nargs="+", choices=NAMES, default=[*NAMES], metavar="PART",
     help=f"parts and candidates (default: {', '.join(NAMES)})")  # fmt: skip
+command.add("--times", type=Path, default=Path("docs/results/recipe_step.json"), metavar="FILE",
+    help="result of experiments.train_steps.recipe_step (default: %(default)s)")  # fmt: skip
 add_sweep_options(command, "out/recipe")
 command.read(check=check_sweep_options)
 
 import math
+from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
@@ -38,20 +41,23 @@ from experiments.reports import publish
 from experiments.table4.forest import draw_effects
 from experiments.table4.questions import by_pair
 from experiments.table4.sweep import sweep
+from experiments.train_steps.recipe_step import relative_time, seconds_per_token
 
 BUDGET = "minutes"
 
 
-def effects(result: Result) -> list[Row]:
+def effects(result: Result, seconds: Mapping[str, float]) -> list[Row]:
     """Effect of each part, from the result of the sweep, the most useful part first.
 
     tokens is the loss with the part minus the loss without it at equal tokens, in nats with its
-    interval, and same_time the same at equal time, None if recipe_shorter is not among the models.
-    time is the relative time of a token with the part, and parameters are those that the part adds.
+    interval, and same_time the same at equal time. time is the relative time of a token with the
+    part, and parameters are those that the part adds.
+
+    Args:
+        result: of the sweep. Without recipe_shorter, same_time is None.
+        seconds: per token of each model. Without a model of the part, time and same_time are None.
     """
     gaps = by_pair(result)
-    (models,) = result["rows"].values()
-    rows = {row["label"]: row for row in models}
     parameters = {run["label"]: run["parameters_without_positions"] for run in result["runs"]}
     slope = loss_per_log_tokens(result)
     found = []
@@ -59,9 +65,8 @@ def effects(result: Result) -> list[Row]:
         if (with_it, without) not in gaps:
             continue
         gap = {key: gaps[with_it, without]["strided"][key] for key in ("nats", "interval", "seeds")}
-        times = [rows[name]["gpu_hours"] / rows[name]["tokens"] for name in (with_it, without)]
-        time = times[0] / times[1]
-        shift = None if slope is None else slope * math.log(time)
+        time = relative_time(seconds, with_it, without)
+        shift = None if slope is None or time is None else slope * math.log(time)
         found.append(
             {
                 "part": part.title,
@@ -103,7 +108,7 @@ def parts_table(result: Result) -> str:
             "in the recipe": "yes" if row["in_recipe"] else "no",
             "seeds": str(row["tokens"]["seeds"]),
             "nats, equal tokens": difference_cell(row["tokens"]),
-            "relative time": f"{row['time']:.3f}",
+            "relative time": "-" if row["time"] is None else f"{row['time']:.3f}",
             "nats, equal time": difference_cell(row["same_time"]),
             "parameters": f"{row['parameters'] / 1e6:+.1f}M" if row["parameters"] else "-",
         }
@@ -132,7 +137,15 @@ def main(args: Namespace) -> None:
     models = [*BASE, *(NAMES[name] for name in args.parts)]
     sweep(args, models, BUDGET, out)
     table4 = read_result(out / "table4.json")
-    result = {"effects": effects(table4), "loss_per_log_tokens": loss_per_log_tokens(table4)}
+    seconds = {}
+    if args.times.exists():
+        seconds = seconds_per_token(read_result(args.times, "rows"))
+    else:
+        print(f"--times={args.times} does not exist, so the times of parts are unknown")
+    result = {
+        "effects": effects(table4, seconds),
+        "loss_per_log_tokens": loss_per_log_tokens(table4),
+    }
     result |= {key: table4[key] for key in ("rows", "comparisons", "runs")}
     path = out / "recipe.json"
     write_result(path, result)

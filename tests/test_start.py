@@ -51,7 +51,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_needs_no_pytorch() -> None:
     done = run(HELP, "train.py", *COMMANDS)
     assert done.returncode == 0, done.stderr
-    assert len(COMMANDS) == 42
+    assert len(COMMANDS) == 43
     assert done.stdout.count("usage: ") == len(COMMANDS)  # train.py, and all but the quickstart
 
 

@@ -16,6 +16,11 @@ def add_sweep_options(command: Command, out: str) -> None:
         help="train and score only these, such as '*_seed2', in this order",
     )  # fmt: skip
     add("--gpus-per-run", type=int, default=1)
+    add(
+        "--runs-per-gpu", type=int, default=1,
+        help="runs that share a GPU, which together train faster; their times are those of "
+        "shared GPUs",
+    )  # fmt: skip
     add("--out", type=Path, help=f"folder (default: {out})")
     add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)")
     add("--sums", type=Path, help="folder of scores that a report needs (default: OUT/sums)")
@@ -35,6 +40,10 @@ def add_sweep_options(command: Command, out: str) -> None:
 
 
 def check_sweep_options(args: Namespace) -> None:
-    """Reject --only together with --report-only."""
+    """Reject options that exclude each other."""
+    if args.runs_per_gpu < 1:
+        raise ValueError(f"--runs-per-gpu={args.runs_per_gpu} must be at least 1")
+    if args.runs_per_gpu > 1 and args.gpus_per_run > 1:
+        raise ValueError("argument --runs-per-gpu: not allowed with argument --gpus-per-run")
     if args.only and args.report_only:
         raise ValueError("argument --report-only: not allowed with argument --only")

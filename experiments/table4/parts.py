@@ -9,6 +9,8 @@ class Part(NamedTuple):
     title: str
     overrides: tuple[str, ...]
     """Overrides that remove a part of the recipe, or add a candidate."""
+    same_steps: bool = False
+    """Whether a step is the same program with and without it, and so takes as long."""
 
 
 PARTS = {
@@ -52,17 +54,23 @@ CANDIDATES = {
         "context from 512 to 1K to 4K",
         ("model.context_schedule=[[512,0.25],[1024,0.5],[4096,0.25]]",),
     ),
-    "zero_init": Part("blocks start as the identity", ("model.zero_init=true",)),
+    "zero_init": Part("blocks start as the identity", ("model.zero_init=true",), same_steps=True),
     "z_loss": Part("z-loss of 1e-4", ("optim.z_loss=1e-4",)),
-    "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",)),
-    "lower_adamw_lr": Part("AdamW's learning rate 1e-3 instead of 3e-3", ("optim.adamw_lr=1e-3",)),
-    "higher_adamw_lr": Part("AdamW's learning rate 1e-2 instead of 3e-3", ("optim.adamw_lr=1e-2",)),
-    "higher_lr": Part("learning rate of 4e-3 instead of 3e-3", ("optim.lr=4e-3",)),
+    "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",), same_steps=True),
+    "lower_adamw_lr": Part(
+        "AdamW's learning rate 1e-3 instead of 3e-3", ("optim.adamw_lr=1e-3",), same_steps=True
+    ),
+    "higher_adamw_lr": Part(
+        "AdamW's learning rate 1e-2 instead of 3e-3", ("optim.adamw_lr=1e-2",), same_steps=True
+    ),
+    "higher_lr": Part("learning rate of 4e-3 instead of 3e-3", ("optim.lr=4e-3",), same_steps=True),
 }
 """Parts that the recipe does not have."""
 
 WITHOUT = {f"recipe_without_{name}": part for name, part in PARTS.items()}
 WITH = {f"recipe_with_{name}": part for name, part in CANDIDATES.items()}
 """Models with one part less, and with one more, by name."""
+NAMES = {name.split("_", 2)[2]: name for name in {**WITHOUT, **WITH}}
+"""Names of these models by those of the parts."""
 PAIRS_OF_PARTS = (*(("recipe", name) for name in WITHOUT), *((name, "recipe") for name in WITH))
 """With a part, then without it: the difference is the effect of the part."""

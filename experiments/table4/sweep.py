@@ -163,6 +163,20 @@ def report(
     write_table4(results, comparisons, budget, out)
 
 
+def check_times(jobs: Sequence[Job], runs_per_gpu: int) -> None:
+    """Check that no run that is trained for the time of others shares a GPU.
+
+    Raises:
+        ValueError: there is one.
+    """
+    timed = [job.folder.name for job in jobs if MODELS[job.name].same_time_as is not None]
+    if timed and runs_per_gpu > 1:
+        raise ValueError(
+            f"--runs-per-gpu={runs_per_gpu} must be 1 for {', '.join(timed)}, trained for the time "
+            "of other runs. Leave them to another command (--only)"
+        )
+
+
 def sweep(args: Namespace, models: Sequence[str], budget_name: str, out: Path) -> None:
     """Run the sweep, and write OUT/table4.json.
 
@@ -198,6 +212,7 @@ def sweep(args: Namespace, models: Sequence[str], budget_name: str, out: Path) -
     if not args.report_only:
         reasons = without_sums(jobs, plan, texts, sums, key)
         local = select_local_jobs(jobs, args.only or ["*"], sums, reasons)
+        check_times(local, args.runs_per_gpu)
         print_skipped(jobs, local, reasons, sums)
         folders = {job.folder for job in local}
         options = plan, score_on, sums, folders, args.key_tokens
@@ -206,4 +221,5 @@ def sweep(args: Namespace, models: Sequence[str], budget_name: str, out: Path) -
         tasks,
         partial(report, jobs, plan, budget_name, texts, sums, out, key),
         gpus_per_run=args.gpus_per_run,
+        runs_per_gpu=args.runs_per_gpu,
     )

@@ -4,14 +4,20 @@ import math
 
 import pytest
 
-from experiments.recipe import BASE, NAMES, draw, effects, loss_per_log_tokens, parts_table
+from experiments.recipe import BASE, draw, effects, loss_per_log_tokens, parts_table
 from experiments.table4.models import MODELS
-from experiments.table4.parts import CANDIDATES, PAIRS_OF_PARTS, PARTS
+from experiments.table4.parts import CANDIDATES, NAMES, PAIRS_OF_PARTS, PARTS
 from experiments.table4.questions import PAIRS
 
+SECONDS = {
+    "recipe": 2.0,
+    "recipe_without_windows": 2.2,
+    "recipe_with_value_embeddings": 2.4,
+}
 
-def row(label, tokens=100e6, hours=1.0):
-    return {"label": label, "tokens": tokens, "gpu_hours": hours}
+
+def row(label, tokens=100e6):
+    return {"label": label, "tokens": tokens}
 
 
 def gap(label, other, nats):
@@ -26,9 +32,9 @@ def result():
         "rows": {
             "text": [
                 row("recipe"),
-                row("recipe_shorter", tokens=50e6, hours=0.5),
-                row("recipe_without_windows", hours=1.1),
-                row("recipe_with_value_embeddings", hours=1.2),
+                row("recipe_shorter", tokens=50e6),
+                row("recipe_without_windows"),
+                row("recipe_with_value_embeddings"),
             ]
         },
         "comparisons": {
@@ -48,7 +54,7 @@ def result():
 
 def test_a_slower_part_leaves_fewer_tokens_in_equal_time(result):
     assert loss_per_log_tokens(result) == pytest.approx(0.2)
-    windows, values = effects(result)
+    windows, values = effects(result, SECONDS)
     assert windows["part"] == PARTS["windows"].title and windows["in_recipe"]
     assert windows["time"] == pytest.approx(1 / 1.1)
     assert windows["same_time"]["nats"] == pytest.approx(0.02 - 0.2 * math.log(1.1))
@@ -60,19 +66,35 @@ def test_a_slower_part_leaves_fewer_tokens_in_equal_time(result):
 
 
 def test_table_and_picture_have_every_part(result):
-    table = parts_table({"effects": effects(result)})
+    table = parts_table({"effects": effects(result, SECONDS)})
     assert "| windows of 1,024 in three of four layers | yes | 3 | 0.0200 (" in table
     assert "| no | 3 | -0.0300 (-0.0400 to -0.0200) | 1.200 | 0.0065 (" in table
     assert table.rstrip().endswith("| +5.0M |")
-    drawn = [text.get_text() for text in draw({"effects": effects(result)}).axes[0].texts]
+    drawn = [text.get_text() for text in draw({"effects": effects(result, SECONDS)}).axes[0].texts]
     assert {"Parts of the recipe", "Candidates", "+0.020", "-0.030", "+0.006"} <= {*drawn}
 
 
 def test_equal_time_is_unknown_without_a_shorter_run(result):
     del result["comparisons"]["text"][0]
-    assert [effect["same_time"] for effect in effects(result)] == [None, None]
-    assert "| 1.200 | - |" in parts_table({"effects": effects(result)})
-    draw({"effects": effects(result)})
+    assert [effect["same_time"] for effect in effects(result, SECONDS)] == [None, None]
+    assert "| 1.200 | - |" in parts_table({"effects": effects(result, SECONDS)})
+    draw({"effects": effects(result, SECONDS)})
+
+
+def test_equal_time_is_unknown_where_no_time_was_measured(result):
+    windows, values = effects(result, {"recipe": 2.0, "recipe_without_windows": 2.2})
+    assert windows["time"] is not None
+    assert (values["time"], values["same_time"]) == (None, None)
+    assert "| -0.0300 (-0.0400 to -0.0200) | - | - |" in parts_table({"effects": [values]})
+
+
+def test_a_part_of_the_same_steps_needs_no_time(result):
+    gaps = result["comparisons"]["text"]
+    gaps.append(gap("recipe_with_zero_init", "recipe", -0.01))
+    result["runs"].append({"label": "recipe_with_zero_init", "parameters_without_positions": 100})
+    (zero_init,) = (e for e in effects(result, {}) if e["part"] == CANDIDATES["zero_init"].title)
+    assert zero_init["time"] == 1.0
+    assert zero_init["same_time"]["nats"] == pytest.approx(-0.01)
 
 
 def test_every_part_is_a_model_and_a_pair():

@@ -92,6 +92,13 @@ def test_trains_scores_and_reports_once(monkeypatch, corpus, tmp_path):
     assert ran == []
 
 
+def test_a_run_for_the_time_of_others_does_not_share_a_gpu(tiny):
+    with pytest.raises(ValueError, match="--runs-per-gpu=2 must be 1 for long_from_short_seed1"):
+        tiny("--models", "short", "long_from_short", "--runs-per-gpu", "2")
+    with pytest.raises(SystemExit):
+        tiny("--models", "short", "--runs-per-gpu", "0")
+
+
 @pytest.mark.slow
 def test_machines_share_the_seeds(tiny, tmp_path):
     names = ["--models", "short", "long_from_short"]

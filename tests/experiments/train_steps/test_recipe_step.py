@@ -1,0 +1,84 @@
+"""Step times of the recipe's parts, of steps that take no time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.train_steps import recipe_step
+from experiments.train_steps.recipe_step import (
+    TIMED,
+    configs_of,
+    measure,
+    relative_time,
+    seconds_per_token,
+    step_at,
+    step_table,
+)
+
+
+@pytest.fixture
+def without_gpu(monkeypatch):
+    for name in ("reset_peak_memory_stats", "max_memory_allocated", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 2**30)
+
+
+def test_a_row_for_each_context(without_gpu):
+    config = configs_of(["recipe"])["recipe"]
+    asked = []
+
+    def make(config, stage, device):
+        asked.append((stage.context_length, stage.micro_batch_size))
+        return lambda: torch.zeros(1)
+
+    rows = [row for rows in measure("recipe", config, 2, make) for row in rows]
+    assert asked == [(1024, 32), (4096, 8)]
+    assert [row["context_length"] for row in rows] == [1024, 4096]
+    assert [row["share"] for row in rows] == pytest.approx([0.75, 0.25], abs=1e-3)
+    assert {row["tokens"] for row in rows} == {32_768}
+
+
+def rows_of(name, *seconds):
+    return [
+        {
+            "name": name,
+            "context_length": n,
+            "share": share,
+            "tokens": 100,
+            "step_s": s,
+            "peak_gib": s,
+        }
+        for n, share, s in zip((1024, 4096), (0.75, 0.25), seconds, strict=True)
+    ]
+
+
+def test_times_are_means_over_the_training():
+    rows = [*rows_of("recipe", 1.0, 2.0), *rows_of("recipe_without_windows", 1.0, 4.0)]
+    seconds = seconds_per_token({"rows": rows})
+    assert seconds == pytest.approx({"recipe": 0.0125, "recipe_without_windows": 0.0175})
+    assert relative_time(seconds, "recipe", "recipe_without_windows") == pytest.approx(1.25 / 1.75)
+    assert relative_time(seconds, "recipe_with_smear", "recipe") is None
+    assert relative_time({}, "recipe_with_zero_init", "recipe") == 1.0
+    last = step_table({"rows": rows}).splitlines()[-1]
+    assert last == "| `recipe_without_windows` | 1000.0 | 4000.0 | 1.400 | 4.0 GiB |"
+
+
+def test_parts_whose_steps_are_the_same_are_not_timed():
+    assert {"windows", "smear"} <= {*TIMED}
+    assert not {"zero_init", "higher_lr"} & {*TIMED}
+    assert recipe_step.AGAIN not in TIMED.values()
+
+
+def test_a_step_trains_at_the_context_of_its_stage():
+    config = configs_of(["recipe"])["recipe"]
+    small = {"n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "vocab_size": 50}
+    schedule = {"context_schedule": [[8, 0.75], [16, 0.25]], "window_size": 4, "full_every": 2}
+    model = replace(config.model, context_length=16, **schedule, **small)
+    optim = replace(config.optim, batch_tokens=32, micro_batch_size=2)
+    run = replace(config.run, compile=False, dtype="float32")
+    config = replace(config, model=model, optim=optim, run=run)
+    for stage in config.stages:
+        step = step_at(config, stage, torch.device("cpu"))
+        losses = [step().clone() for _ in range(2)]
+        assert all(torch.isfinite(loss).all() for loss in losses)
+        assert not torch.equal(*losses)
