@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.fused.linear import linear
+from kernels.fused.mlp import mlp
 from kernels.mask.block_mask import BlockSparseMask
 from model.attention import SelfAttention
 from model.block_config import BlockConfig
@@ -34,17 +34,13 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> DeferredResidual:
         """Apply the MLP to normalised states (B, T, C); the output is still to be added."""
-        first, second = self.fc_in, self.fc_out
-        if self.kind == "gelu":
-            y = gelu_mlp(x, first.weight, first.bias, second.weight, recompute=self.recompute)
-            return defer(y, second.bias, self.resid_dropout)
-        h = linear(x, first.weight, first.bias)
+        w_in, b_in, w_out = self.fc_in.weight, self.fc_in.bias, self.fc_out.weight
         if self.kind == "swiglu":
-            gate, value = h.chunk(2, dim=-1)
-            h = F.silu(gate) * value
+            gate, value = linear(x, w_in, b_in).chunk(2, dim=-1)
+            y = linear(F.silu(gate) * value, w_out)
         else:
-            h = F.relu(h) * F.relu(h)
-        return defer(linear(h, second.weight), second.bias, self.resid_dropout)
+            y = mlp(x, w_in, b_in, w_out, activation=self.kind, recompute=self.recompute)
+        return defer(y, self.fc_out.bias, self.resid_dropout)
 
 
 class Block(nn.Module):

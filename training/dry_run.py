@@ -254,13 +254,13 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         if context > 1:
             # those up to the end of both chunks for its own: kernels/context/gather.py
             attention += size * 2 * kv * (context + 0.5 - 1)
-    if model.mlp != "gelu":
-        # gate, value and their product, or what is squared and its square
-        mlp = size * (3 if model.mlp == "swiglu" else 2) * model.mlp_width
+    if model.mlp == "swiglu":
+        mlp = size * 3 * model.mlp_width  # gate, value and their product
         mlp_backward = 2 * mlp  # and the gradients of these
     else:
         mlp = size * model.mlp_width * (1 if model.recompute_gelu else 2)
-        mlp_backward = size * model.mlp_width * 3  # before and behind the GELU, and a gradient
+        # before and after the activation, and a gradient
+        mlp_backward = 3 * size * model.mlp_width
     dropout = 2 * C if model.dropout > 0 else 0  # a byte for each number that may be dropped
     block = norms + attention + mlp + dropout
     # what the backward pass of a block is at after it was computed again: its MLP, between the

@@ -217,7 +217,7 @@ def test_options_that_take_more_activation_memory() -> None:
         ("n_inner", 4000),
         ("head_size", 96),
         ("value_embedding_every", 2),
-        ("mlp", "relu_squared"),
+        ("mlp", "swiglu"),
     ):
         more = estimate(config_of(replace(model, **{name: value})), 32, 1)
         assert more.activations > base.activations, name

@@ -11,11 +11,11 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.fused.triton import adamw, cross_entropy, gelu, layer_norm, muon, sums
+from kernels.fused.triton import activation, adamw, cross_entropy, layer_norm, muon, sums
 from kernels.triton import merge
 from tests.kernels.triton.compile_kernels import registers_and_stack
 
-TILES = {"ROWS": gelu.ROWS, "COLUMNS": gelu.COLUMNS}
+TILES = {"ROWS": activation.ROWS, "COLUMNS": activation.COLUMNS}
 LOSS = {"BLOCK_V": cross_entropy.BLOCK_V, "weights_ptr": None}
 # name -> kernel, its constants, and its launch options
 KERNELS = {
@@ -40,12 +40,21 @@ KERNELS = {
         for contiguous in ("column_stride", "row_stride")
     },
     "add_parts": (sums.add_parts_kernel, {"ROWS": sums.ROWS, "COLUMNS": sums.COLUMNS}, {}),
-    "bias_gelu": (gelu.bias_gelu_kernel, TILES, {"num_warps": gelu.NUM_WARPS}),
-    "bias_gelu_bwd": (
-        gelu.bias_gelu_bwd_kernel,
-        TILES | {"STEPS": gelu.STEPS, "NUM_STAGES": gelu.NUM_STAGES},
-        {"num_warps": gelu.NUM_WARPS},
+    "bias and GELU": (
+        activation.bias_activation_kernel,
+        TILES | {"RELU_SQUARED": False},
+        {"num_warps": activation.NUM_WARPS},
     ),
+    **{
+        f"gradient of bias and {name}": (
+            activation.bias_activation_bwd_kernel,
+            TILES
+            | {"RELU_SQUARED": squared, "STEPS": activation.STEPS}
+            | {"NUM_STAGES": activation.NUM_STAGES},
+            {"num_warps": activation.NUM_WARPS},
+        )
+        for name, squared in (("GELU", False), ("squared ReLU", True))
+    },
     "cross_entropy": (
         cross_entropy.cross_entropy_kernel,
         LOSS | {"HAS_SOFTCAP": False, "WITH_GRADIENTS": True},
