@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...triton.primitives import LN2, LOG2E, tanh_ratio
+from ...triton.primitives import LN2, LOG2E
 from ..cross_entropy import LossOptions
 
 # The fastest on an H100. With 32 registers per thread, two rows fit on an SM: one can load while
@@ -23,8 +23,10 @@ def to_scores(logits, softcap, HAS_SOFTCAP: tl.constexpr):
     """Convert logits to fp32 and apply the softcap."""
     scores = logits.to(tl.float32)
     if HAS_SOFTCAP:
-        numerator, denominator = tanh_ratio(scores / softcap)
-        scores = softcap * (numerator / denominator)
+        # softcap * tanh(scores / softcap). Cancellation near 0 leaves an absolute error of 1e-7
+        # softcap, which is as good as none in an exponent, and this takes a third of the
+        # instructions of `tanh_ratio`.
+        scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores * (2.0 * LOG2E / softcap)))
     return scores
 
 
@@ -46,7 +48,7 @@ def loss_gradient(
     gradient = tl.exp2((scores - top) * LOG2E - log2_total) * factor
     gradient = tl.where(columns == target, gradient - 1.0, gradient)
     if HAS_SOFTCAP:
-        inner = scores / softcap
+        inner = scores * (1.0 / softcap)
         gradient *= 1.0 - inner * inner
     return gradient * weight
 
@@ -145,6 +147,5 @@ def row_cross_entropy(
         logits, targets, row_weights, losses, logits.stride(0), logits.shape[1], *options,
         HAS_SOFTCAP=options.softcap > 0, WITH_GRADIENTS=with_gradients,
         BLOCK_V=min(BLOCK_V, triton.next_power_of_2(logits.shape[1])), num_warps=NUM_WARPS,
-        maxnreg=None if options.softcap else MAX_REGISTERS,  # the cap needs more registers
-        enable_fp_fusion=True,
+        maxnreg=MAX_REGISTERS, enable_fp_fusion=True,
     )  # fmt: skip

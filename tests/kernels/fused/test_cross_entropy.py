@@ -104,6 +104,12 @@ def test_large_logits_do_not_overflow(impl):
     check(impl, hidden, weight, targets)
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_a_softcap_is_exact_near_zero_and_far_beyond_it(impl, scale):
+    hidden, weight, targets = inputs(scale=scale)
+    check(impl, hidden, weight, targets, softcap=15.0)
+
+
 def test_losses_have_the_shape_of_the_targets(impl):
     hidden, weight, targets = inputs(n=36)
     losses = linear_cross_entropy(

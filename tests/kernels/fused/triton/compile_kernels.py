@@ -55,16 +55,14 @@ KERNELS = {
         )
         for name, squared in (("GELU", False), ("squared ReLU", True))
     },
-    "cross_entropy": (
-        cross_entropy.cross_entropy_kernel,
-        LOSS | {"HAS_SOFTCAP": False, "WITH_GRADIENTS": True},
-        {"num_warps": cross_entropy.NUM_WARPS, "maxnreg": cross_entropy.MAX_REGISTERS},
-    ),
-    "cross_entropy, softcap": (
-        cross_entropy.cross_entropy_kernel,
-        LOSS | {"HAS_SOFTCAP": True, "WITH_GRADIENTS": True},
-        {"num_warps": cross_entropy.NUM_WARPS},
-    ),
+    **{
+        name: (
+            cross_entropy.cross_entropy_kernel,
+            LOSS | {"HAS_SOFTCAP": capped, "WITH_GRADIENTS": True},
+            {"num_warps": cross_entropy.NUM_WARPS, "maxnreg": cross_entropy.MAX_REGISTERS},
+        )
+        for name, capped in (("cross_entropy", False), ("cross_entropy, softcap", True))
+    },
     **{
         f"merge, {head_dim}": (
             merge.merge_kernel,
