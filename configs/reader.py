@@ -194,7 +194,7 @@ def _build_config(
 
 
 def _override(values: dict[str, Any], by: Mapping[str, Any]) -> None:
-    """Override nested values by others, as OmegaConf.merge would in a millisecond for each part."""
+    """Override nested values by others, in place. OmegaConf.merge takes a millisecond per part."""
     for name, value in by.items():
         if isinstance(value, dict):
             section = values.get(name)
@@ -206,7 +206,7 @@ def _override(values: dict[str, Any], by: Mapping[str, Any]) -> None:
 
 @cache
 def _structure(schema: type) -> Any:
-    """OmegaConf's form of a schema, which a merge copies."""
+    """Structured config of a schema; OmegaConf.merge copies it."""
     return OmegaConf.structured(schema)
 
 

@@ -21,13 +21,26 @@ from experiments.table4.parts import NAMES, PAIRS_OF_PARTS, WITH, WITHOUT
 
 BASE = ("4k", "recipe", "recipe_shorter", "recipe_same_time")
 
+TIMES = Path("docs/results/recipe_step.json")
+
+
+def check(args: Namespace) -> None:
+    """Check the options of the sweep, and that the file of --times exists."""
+    check_sweep_options(args)
+    if args.times is not None and not args.times.is_file():
+        raise ValueError(
+            f"--times={args.times} is not a file. Make it with experiments.train_steps.recipe_step"
+        )
+
+
 command = Command(__name__)
 command.add("--parts", nargs="+", choices=NAMES, default=[*NAMES], metavar="PART",
     help=f"parts and candidates (default: {', '.join(NAMES)})")  # fmt: skip
-command.add("--times", type=Path, default=Path("docs/results/recipe_step.json"), metavar="FILE",
-    help="result of experiments.train_steps.recipe_step (default: %(default)s)")  # fmt: skip
+command.add("--times", type=Path, metavar="FILE",
+    help=f"result of experiments.train_steps.recipe_step (default: {TIMES}, if it exists)",
+)  # fmt: skip
 add_sweep_options(command, "out/recipe")
-command.read(check=check_sweep_options)
+command.read(check=check)
 
 import math
 from collections.abc import Mapping
@@ -133,15 +146,13 @@ def draw(result: Result) -> Figure:
 @command.main
 def main(args: Namespace) -> None:
     """Run the command."""
-    out = args.out or Path("out/recipe")
+    out, times = args.out or Path("out/recipe"), args.times or TIMES
+    if not times.exists():
+        print(f"{times} does not exist, so the report has no times of parts")
     models = [*BASE, *(NAMES[name] for name in args.parts)]
     sweep(args, models, BUDGET, out)
     table4 = read_result(out / "table4.json")
-    seconds = {}
-    if args.times.exists():
-        seconds = seconds_per_token(read_result(args.times, "rows"))
-    else:
-        print(f"--times={args.times} does not exist, so the times of parts are unknown")
+    seconds = seconds_per_token(read_result(times, "rows")) if times.exists() else {}
     result = {
         "effects": effects(table4, seconds),
         "loss_per_log_tokens": loss_per_log_tokens(table4),

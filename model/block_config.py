@@ -68,7 +68,7 @@ class BlockConfig:
     mask: MaskConfig = field(default_factory=MaskConfig)
     """Dense attention, or a block-sparse pattern."""
     recompute_gelu: bool = True
-    """GELU and squared ReLU: recompute it in the backward pass instead of storing it. This saves
+    """Recompute the GELU or squared ReLU in the backward pass instead of storing it. This saves
     memory, at the price of one extra write of the MLP's activations."""
     bias: bool = True
     """Use biases in the blocks' linear layers and LayerNorms, as GPT-2 does. Without them, as in

@@ -17,9 +17,8 @@ def add_sweep_options(command: Command, out: str) -> None:
     )  # fmt: skip
     add("--gpus-per-run", type=int, default=1)
     add(
-        "--runs-per-gpu", type=int, default=1,
-        help="runs that share a GPU, which together train faster; their times are those of "
-        "shared GPUs",
+        "--jobs-per-gpu", type=int, default=1,
+        help="runs that share a GPU: more runs per hour, but their times are not comparable",
     )  # fmt: skip
     add("--out", type=Path, help=f"folder (default: {out})")
     add("--score-on", type=Path, nargs="+", help="corpora to score on (default: --data)")
@@ -41,9 +40,9 @@ def add_sweep_options(command: Command, out: str) -> None:
 
 def check_sweep_options(args: Namespace) -> None:
     """Reject options that exclude each other."""
-    if args.runs_per_gpu < 1:
-        raise ValueError(f"--runs-per-gpu={args.runs_per_gpu} must be at least 1")
-    if args.runs_per_gpu > 1 and args.gpus_per_run > 1:
-        raise ValueError("argument --runs-per-gpu: not allowed with argument --gpus-per-run")
+    if args.jobs_per_gpu < 1:
+        raise ValueError(f"--jobs-per-gpu={args.jobs_per_gpu} must be at least 1")
+    if args.jobs_per_gpu > 1 and args.gpus_per_run > 1:
+        raise ValueError("argument --jobs-per-gpu: not allowed with argument --gpus-per-run")
     if args.only and args.report_only:
         raise ValueError("argument --report-only: not allowed with argument --only")

@@ -10,7 +10,7 @@ class Part(NamedTuple):
     overrides: tuple[str, ...]
     """Overrides that remove a part of the recipe, or add a candidate."""
     same_steps: bool = False
-    """Whether a step is the same program with and without it, and so takes as long."""
+    """Whether a step is the same program with and without it, so that its time is not measured."""
 
 
 PARTS = {
@@ -71,6 +71,6 @@ WITHOUT = {f"recipe_without_{name}": part for name, part in PARTS.items()}
 WITH = {f"recipe_with_{name}": part for name, part in CANDIDATES.items()}
 """Models with one part less, and with one more, by name."""
 NAMES = {name.split("_", 2)[2]: name for name in {**WITHOUT, **WITH}}
-"""Names of these models by those of the parts."""
+"""Model of each part, by the name of the part."""
 PAIRS_OF_PARTS = (*(("recipe", name) for name in WITHOUT), *((name, "recipe") for name in WITH))
 """With a part, then without it: the difference is the effect of the part."""

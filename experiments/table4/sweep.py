@@ -163,17 +163,21 @@ def report(
     write_table4(results, comparisons, budget, out)
 
 
-def check_times(jobs: Sequence[Job], runs_per_gpu: int) -> None:
-    """Check that no run that is trained for the time of others shares a GPU.
+def check_times(jobs: Sequence[Job], local: Collection[Job], jobs_per_gpu: int) -> None:
+    """Check that runs whose times count do not share a GPU.
 
     Raises:
-        ValueError: there is one.
+        ValueError: one of the `local` runs is trained for the time of others, or others of `jobs`
+            are trained for its time.
     """
-    timed = [job.folder.name for job in jobs if MODELS[job.name].same_time_as is not None]
-    if timed and runs_per_gpu > 1:
+    timed = [job for job in jobs if MODELS[job.name].same_time_as is not None]
+    folders = {need for job in timed for need in (job.folder, *job.needs)}
+    sharing = [job.folder.name for job in local if job.folder in folders]
+    if sharing and jobs_per_gpu > 1:
         raise ValueError(
-            f"--runs-per-gpu={runs_per_gpu} must be 1 for {', '.join(timed)}, trained for the time "
-            "of other runs. Leave them to another command (--only)"
+            f"--jobs-per-gpu={jobs_per_gpu} must be 1 for {', '.join(sharing)}: their times "
+            "determine steps of other runs, or are those of other runs. Train them with another "
+            "command first, with --only"
         )
 
 
@@ -212,7 +216,7 @@ def sweep(args: Namespace, models: Sequence[str], budget_name: str, out: Path) -
     if not args.report_only:
         reasons = without_sums(jobs, plan, texts, sums, key)
         local = select_local_jobs(jobs, args.only or ["*"], sums, reasons)
-        check_times(local, args.runs_per_gpu)
+        check_times(jobs, local, args.jobs_per_gpu)
         print_skipped(jobs, local, reasons, sums)
         folders = {job.folder for job in local}
         options = plan, score_on, sums, folders, args.key_tokens
@@ -221,5 +225,5 @@ def sweep(args: Namespace, models: Sequence[str], budget_name: str, out: Path) -
         tasks,
         partial(report, jobs, plan, budget_name, texts, sums, out, key),
         gpus_per_run=args.gpus_per_run,
-        runs_per_gpu=args.runs_per_gpu,
+        runs_per_gpu=args.jobs_per_gpu,
     )

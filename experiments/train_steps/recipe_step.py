@@ -21,6 +21,7 @@ command.add("--parts", nargs="+", choices=TIMED, default=[*TIMED], metavar="PART
 command.add("--steps", type=int, default=10, help="steps per timing, of five")
 command.read(out="docs/results/recipe_step.json", resume=True)
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -51,6 +52,7 @@ def configs_of(models: list[str]) -> dict[str, TrainConfig]:
 
 def step_at(config: TrainConfig, stage: Stage, device: torch.device) -> Step:
     """Training step at the context of a stage, on one micro-batch of random tokens."""
+    assert stage.batch_tokens == stage.micro_batch_size * stage.context_length
     torch.manual_seed(0)
     shape = 1, stage.micro_batch_size, stage.context_length
     tokens = torch.randint(config.model.vocab_size, shape, device=device)
@@ -63,24 +65,29 @@ def measure(
 ) -> Iterator[list[Row]]:
     """Yield a row for each stage of a model: seconds of a step, tokens, and peak memory (GiB)."""
     for stage in config.stages:
-        reset_compiler_and_memory()
-        step = make(config, stage, torch.device("cuda"))
-        torch.cuda.reset_peak_memory_stats()
-        for _ in range(6):  # compiles, and captures if the run does
-            step()
-        times = spread("step_s", [wall_seconds(step, steps) for _ in range(5)])
-        row = {"name": name, "context_length": stage.context_length, "tokens": stage.batch_tokens}
-        row |= {"share": stage.steps / config.optim.max_steps, **times}
-        yield [row | {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}]
+        row = {"name": name, "context_length": stage.context_length, "steps": stage.steps}
+        yield [row | {"tokens": stage.batch_tokens, **_measure_stage(config, stage, steps, make)}]
+
+
+def _measure_stage(
+    config: TrainConfig, stage: Stage, steps: int, make: Callable[..., Step]
+) -> dict[str, float]:
+    reset_compiler_and_memory()
+    step = make(config, stage, torch.device("cuda"))
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(6):  # compiles, and captures if the run does
+        step()
+    times = spread("step_s", [wall_seconds(step, steps) for _ in range(5)])
+    return {**times, "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
 def seconds_per_token(result: Result) -> dict[str, float]:
     """Seconds of a token of each model, the mean over its training."""
-    seconds: dict[str, float] = {}
+    seconds, tokens = Counter[str](), Counter[str]()
     for row in result["rows"]:
-        share = row["share"] * row["step_s"] / row["tokens"]
-        seconds[row["name"]] = seconds.get(row["name"], 0.0) + share
-    return seconds
+        seconds[row["name"]] += row["steps"] * row["step_s"]
+        tokens[row["name"]] += row["steps"] * row["tokens"]
+    return {name: seconds[name] / tokens[name] for name in seconds}
 
 
 def relative_time(seconds: Mapping[str, float], with_it: str, without: str) -> float | None:

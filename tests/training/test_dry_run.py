@@ -221,6 +221,8 @@ def test_options_that_take_more_activation_memory() -> None:
     ):
         more = estimate(config_of(replace(model, **{name: value})), 32, 1)
         assert more.activations > base.activations, name
+    squared = estimate(config_of(replace(model, mlp="relu_squared")), 32, 1)
+    assert squared.activations == base.activations
     wide = estimate(config_of(model, dtype="float32"), 32, 1)
     assert wide.activations == pytest.approx(2 * base.activations, rel=0.01)
 

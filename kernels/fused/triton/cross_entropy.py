@@ -8,25 +8,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...triton.primitives import LN2, LOG2E
+from ...triton.primitives import LN2, LOG2E, tanh_ratio
 from ..cross_entropy import LossOptions
 
 # The fastest on an H100. With 32 registers per thread, two rows fit on an SM: one can load while
 # the other computes.
 BLOCK_V, NUM_WARPS, MAX_REGISTERS = 4096, 32, 32
+# Up to this softcap, a cheaper tanh has an error of at most 4e-6 in a score.
+LARGE_SOFTCAP = 32.0
 # Below all scores, and finite: the difference of two infinities would be NaN.
 LOWEST = tl.constexpr(-1e38)
 
 
 @triton.jit
-def to_scores(logits, softcap, HAS_SOFTCAP: tl.constexpr):
-    """Convert logits to fp32 and apply the softcap."""
+def to_scores(logits, softcap, SOFTCAP: tl.constexpr):
+    """Convert logits to fp32 and apply the softcap, softcap * tanh(logits / softcap)."""
     scores = logits.to(tl.float32)
-    if HAS_SOFTCAP:
-        # softcap * tanh(scores / softcap). Cancellation near 0 leaves an absolute error of 1e-7
-        # softcap, which is as good as none in an exponent, and this takes a third of the
-        # instructions of `tanh_ratio`.
+    if SOFTCAP == "small":
+        # tanh by exp2 takes a third of the instructions of `tanh_ratio`. It cancels near 0, which
+        # leaves an absolute error of 1e-7 softcap.
         scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores * (2.0 * LOG2E / softcap)))
+    elif SOFTCAP == "large":
+        numerator, denominator = tanh_ratio(scores / softcap)
+        scores = softcap * (numerator / denominator)
     return scores
 
 
@@ -41,13 +45,13 @@ def add_scores(scores, highest, total):
 
 @triton.jit
 def loss_gradient(
-    scores, columns, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP: tl.constexpr
+    scores, columns, target, top, log2_total, factor, weight, softcap, SOFTCAP: tl.constexpr
 ):
     """Gradient of the logits: (factor * softmax - one_hot(target)) * weight."""
     # Not exp(score - lse): the rounding of lse, a large number, would be a relative error here.
     gradient = tl.exp2((scores - top) * LOG2E - log2_total) * factor
     gradient = tl.where(columns == target, gradient - 1.0, gradient)
-    if HAS_SOFTCAP:
+    if SOFTCAP is not None:
         inner = scores * (1.0 / softcap)
         gradient *= 1.0 - inner * inner
     return gradient * weight
@@ -60,7 +64,8 @@ def cross_entropy_kernel(
     weights_ptr,  # (N,) fp32, or None
     losses_ptr,  # (N,) fp32
     logits_stride, n_columns, vocab_size, softcap, z_loss, ignore_index,
-    HAS_SOFTCAP: tl.constexpr, WITH_GRADIENTS: tl.constexpr, BLOCK_V: tl.constexpr,
+    SOFTCAP: tl.constexpr,  # "small", "large" or None
+    WITH_GRADIENTS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Process one row: the whole blocks of its logits without a mask, then the partial last one."""
     row = tl.program_id(0).to(tl.int64)
@@ -81,7 +86,7 @@ def cross_entropy_kernel(
         # loss becomes NaN below.
         is_known = (target >= 0) & (target < vocab_size)
         at_target = tl.load(logits_ptr + tl.where(is_known, target, 0))
-        at_target = to_scores(at_target, softcap, HAS_SOFTCAP)
+        at_target = to_scores(at_target, softcap, SOFTCAP)
 
         # First pass: an online log-sum-exp. Each lane keeps its own maximum and sum, so there is no
         # reduction across lanes in the loop.
@@ -91,12 +96,12 @@ def cross_entropy_kernel(
         for start in range(0, whole, BLOCK_V):
             # evict_last: the second pass reads these logits again.
             logits = tl.load(logits_ptr + start + block, eviction_policy="evict_last")
-            scores = to_scores(logits, softcap, HAS_SOFTCAP)
+            scores = to_scores(logits, softcap, SOFTCAP)
             highest, total = add_scores(scores, highest, total)
         # The last block stays in registers: the second pass starts with it.
         last = whole + block
         logits = tl.load(logits_ptr + last, last < vocab_size, other=0.0)
-        last_scores = to_scores(logits, softcap, HAS_SOFTCAP)
+        last_scores = to_scores(logits, softcap, SOFTCAP)
         seen = tl.where(last < vocab_size, last_scores, -float("inf"))
         highest, total = add_scores(seen, highest, total)
 
@@ -115,7 +120,7 @@ def cross_entropy_kernel(
             if weights_ptr is not None:
                 weight = tl.load(weights_ptr + row)
             gradient = loss_gradient(
-                last_scores, last, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP
+                last_scores, last, target, top, log2_total, factor, weight, softcap, SOFTCAP
             )
             gradient = tl.where(last < vocab_size, gradient, 0.0)
             # The last block of logits is still in registers. Padding columns after it get zeros.
@@ -127,9 +132,9 @@ def cross_entropy_kernel(
             for start in range(0, whole, BLOCK_V):
                 columns = start + block
                 logits = tl.load(logits_ptr + columns, eviction_policy="evict_first")
-                scores = to_scores(logits, softcap, HAS_SOFTCAP)
+                scores = to_scores(logits, softcap, SOFTCAP)
                 gradient = loss_gradient(
-                    scores, columns, target, top, log2_total, factor, weight, softcap, HAS_SOFTCAP
+                    scores, columns, target, top, log2_total, factor, weight, softcap, SOFTCAP
                 )
                 tl.store(logits_ptr + columns, gradient.to(dtype), eviction_policy="evict_first")
 
@@ -143,9 +148,11 @@ def row_cross_entropy(
     Same as `kernels.fused.reference.cross_entropy.row_cross_entropy`, except that a target outside
     of the vocabulary makes its loss NaN. Rows are contiguous.
     """
+    size = "large" if options.softcap > LARGE_SOFTCAP else "small" if options.softcap else None
     cross_entropy_kernel[(len(logits),)](
         logits, targets, row_weights, losses, logits.stride(0), logits.shape[1], *options,
-        HAS_SOFTCAP=options.softcap > 0, WITH_GRADIENTS=with_gradients,
+        SOFTCAP=size, WITH_GRADIENTS=with_gradients,
         BLOCK_V=min(BLOCK_V, triton.next_power_of_2(logits.shape[1])), num_warps=NUM_WARPS,
-        maxnreg=MAX_REGISTERS, enable_fp_fusion=True,
+        maxnreg=None if size == "large" else MAX_REGISTERS,  # which needs more
+        enable_fp_fusion=True,
     )  # fmt: skip

@@ -23,7 +23,10 @@ def backward_plan(activation: str, *, bias: bool, recompute: bool) -> GemmPlan:
 def linear_activation(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """`linear_activation` of kernels.fused.reference, for what `unsupported_linear` accepts."""
+    """Same as `kernels.fused.reference.activation.linear_activation`, in one kernel.
+
+    Inputs are those that `unsupported_linear` accepts.
+    """
     h, g = (x.new_empty(x.shape[0], weight.shape[0]) for _ in range(2))
     if bias is None:
         # Without a bias to read, the compiler starts both halves of a tile at once, and spills.
@@ -35,7 +38,7 @@ def linear_activation(
 def linear_activation_bwd(
     dy: Tensor, weight: Tensor, h: Tensor, bias: Tensor | None, activation: str, recompute: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`linear_activation_bwd` of kernels.fused.reference, in one kernel."""
+    """Same as `kernels.fused.reference.activation.linear_activation_bwd`, in one kernel."""
     dh, g = torch.empty_like(h), torch.empty_like(h) if recompute else None
     plan = backward_plan(activation, bias=bias is not None, recompute=recompute)
     sums = launch_gemm(dy, weight, h, g, dh, bias, plan)

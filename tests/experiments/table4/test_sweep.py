@@ -92,11 +92,29 @@ def test_trains_scores_and_reports_once(monkeypatch, corpus, tmp_path):
     assert ran == []
 
 
-def test_a_run_for_the_time_of_others_does_not_share_a_gpu(tiny):
-    with pytest.raises(ValueError, match="--runs-per-gpu=2 must be 1 for long_from_short_seed1"):
-        tiny("--models", "short", "long_from_short", "--runs-per-gpu", "2")
-    with pytest.raises(SystemExit):
-        tiny("--models", "short", "--runs-per-gpu", "0")
+def test_runs_whose_times_count_do_not_share_a_gpu(tiny, capsys):
+    names = ["--models", "short", "long_from_short"]
+    share = ["--jobs-per-gpu", "2"]
+    with pytest.raises(ValueError, match="--jobs-per-gpu=2 must be 1 for .*long_from_short_seed1"):
+        tiny(*names, *share)
+    with pytest.raises(ValueError, match="--jobs-per-gpu=2 must be 1 for short_seed1: their times"):
+        tiny(*names, *share, "--only", "short_seed1")
+    for options, message in (
+        (["--jobs-per-gpu", "0"], "--jobs-per-gpu=0 must be at least 1"),
+        ([*share, "--gpus-per-run", "2"], "not allowed with argument --gpus-per-run"),
+    ):
+        with pytest.raises(SystemExit):
+            tiny("--models", "short", *options)
+        assert message in capsys.readouterr().err
+
+
+def test_other_runs_may_share_a_gpu(tiny, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "experiments.table4.sweep.train_and_report", lambda *_, **named: asked.append(named)
+    )
+    tiny("--models", "short", "--jobs-per-gpu", "2")
+    assert [named["runs_per_gpu"] for named in asked] == [2]
 
 
 @pytest.mark.slow

@@ -62,14 +62,14 @@ def results(function, hidden, weight, targets, **options):
     return {"loss": loss.detach(), "dhidden": hidden.grad, "dweight": weight.grad}
 
 
-def check(impl, hidden, weight, targets, **options):
+def check(impl, hidden, weight, targets, factor=2.0, **options):
     with poison_empty():
         actual = results(linear_cross_entropy, hidden, weight, targets, impl=impl, **options)
     same_dtype = results(plain, hidden, weight, targets, **options)
     exact = results(plain, hidden.double(), weight.double(), targets, **options)
     for name, value in actual.items():
         assert value.dtype == same_dtype[name].dtype, name
-        assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
+        assert_within_budget(value, same_dtype[name], exact[name], factor=factor, name=name)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,11 @@ def test_large_logits_do_not_overflow(impl):
     check(impl, hidden, weight, targets)
 
 
-@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
-def test_a_softcap_is_exact_near_zero_and_far_beyond_it(impl, scale):
+@pytest.mark.parametrize("softcap", [1.0, 32.0, 33.0, 1e6, 1e9])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 30.0])
+def test_a_softcap_far_below_and_far_above_the_logits(impl, scale, softcap):
     hidden, weight, targets = inputs(scale=scale)
-    check(impl, hidden, weight, targets, softcap=15.0)
+    check(impl, hidden, weight, targets, factor=8.0, softcap=softcap)
 
 
 def test_losses_have_the_shape_of_the_targets(impl):

@@ -119,8 +119,10 @@ def test_weights_may_be_narrower_than_activations(impl, device):
 def test_nan_is_not_hidden(impl, activation):
     x, *weights = inputs(n=2)
     x[0, 0] = float("nan")
-    y = mlp(x, *weights, impl=impl, activation=activation)
-    assert y[0].isnan().all() and y[1].isfinite().all()
+    found = results(mlp, [x, *weights], impl=impl, activation=activation)
+    for name in ("y", "x"):
+        assert found[name][0].isnan().all() and found[name][1].isfinite().all()
+    assert found["w_in"].isnan().all() and found["w_out"].isnan().all()
 
 
 @each_activation
@@ -164,27 +166,30 @@ def test_autocast_chooses_the_dtype():
     assert torch.equal(y, mlp(x.bfloat16(), *weights))
 
 
+@each_activation
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_compiles_without_a_graph_break(recompute, device):
+def test_compiles_without_a_graph_break(recompute, device, activation):
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
     compiled = torch.compile(mlp, backend=counter, fullgraph=True)
     tensors = inputs(device=device)
-    actual = results(compiled, tensors, impl="triton", recompute=recompute)
-    expected = results(mlp, tensors, impl="triton", recompute=recompute)
+    options = {"impl": "triton", "recompute": recompute, "activation": activation}
+    actual, expected = results(compiled, tensors, **options), results(mlp, tensors, **options)
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], msg=name)
     assert counter.frame_count == 1
 
 
+@each_activation
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_operators_are_well_registered(recompute, device):
+def test_operators_are_well_registered(recompute, device, activation):
     tensors = [x.requires_grad_() for x in inputs(device=device)]
-    torch.library.opcheck(torch.ops.papilio.mlp.default, (*tensors, "gelu", recompute, "triton"))
+    options = activation, recompute, "triton"
+    torch.library.opcheck(torch.ops.papilio.mlp.default, (*tensors, *options))
     x, *weights = (t.detach() for t in tensors)
-    y, h, g, *_ = torch.ops.papilio.mlp(x, *weights, "gelu", recompute, "triton")
-    backward = (torch.randn_like(y), x, h, g, *weights, "gelu", "triton")
+    y, h, g, *_ = torch.ops.papilio.mlp(x, *weights, *options)
+    backward = (torch.randn_like(y), x, h, g, *weights, activation, "triton")
     torch.library.opcheck(torch.ops.papilio.mlp_bwd.default, backward)
 
 

@@ -40,11 +40,14 @@ KERNELS = {
         for contiguous in ("column_stride", "row_stride")
     },
     "add_parts": (sums.add_parts_kernel, {"ROWS": sums.ROWS, "COLUMNS": sums.COLUMNS}, {}),
-    "bias and GELU": (
-        activation.bias_activation_kernel,
-        TILES | {"RELU_SQUARED": False},
-        {"num_warps": activation.NUM_WARPS},
-    ),
+    **{
+        f"bias and {name}": (
+            activation.bias_activation_kernel,
+            TILES | {"RELU_SQUARED": squared},
+            {"num_warps": activation.NUM_WARPS},
+        )
+        for name, squared in (("GELU", False), ("squared ReLU", True))
+    },
     **{
         f"gradient of bias and {name}": (
             activation.bias_activation_bwd_kernel,
@@ -56,12 +59,16 @@ KERNELS = {
         for name, squared in (("GELU", False), ("squared ReLU", True))
     },
     **{
-        name: (
+        f"cross_entropy, softcap {softcap}": (
             cross_entropy.cross_entropy_kernel,
-            LOSS | {"HAS_SOFTCAP": capped, "WITH_GRADIENTS": True},
-            {"num_warps": cross_entropy.NUM_WARPS, "maxnreg": cross_entropy.MAX_REGISTERS},
+            LOSS | {"SOFTCAP": softcap, "WITH_GRADIENTS": True},
+            {"num_warps": cross_entropy.NUM_WARPS, "maxnreg": registers},
         )
-        for name, capped in (("cross_entropy", False), ("cross_entropy, softcap", True))
+        for softcap, registers in (
+            (None, cross_entropy.MAX_REGISTERS),
+            ("small", cross_entropy.MAX_REGISTERS),
+            ("large", None),
+        )
     },
     **{
         f"merge, {head_dim}": (

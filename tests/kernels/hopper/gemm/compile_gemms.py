@@ -54,7 +54,7 @@ def main() -> None:
         forward_plan("gelu"),
         *(backward_plan("gelu", bias=bias, recompute=again) for bias, again in kinds),
         forward_plan("relu_squared"),
-        *(backward_plan("relu_squared", bias=bias, recompute=True) for bias in (True, False)),
+        *(backward_plan("relu_squared", bias=bias, recompute=again) for bias, again in kinds),
     ]
     cases = [*(Case(plan, torch.bfloat16) for plan in plans), Case(plans[0], torch.float16)]
     sys.stdout.write(json.dumps([measure(case) for case in cases]))

@@ -82,17 +82,19 @@ def test_recomputing_and_repeating_change_no_bit(activation):
 def test_nan_is_not_hidden(activation):
     x, *weights = inputs(2, 64, 128, dtype=torch.bfloat16, device="cuda")
     x[0, 0] = float("nan")
-    y = mlp(x, *weights, impl="hopper", activation=activation)
-    assert y[0].isnan().all() and y[1].isfinite().all()
+    found = results(mlp, [x, *weights], impl="hopper", activation=activation)
+    for name in ("y", "x"):
+        assert found[name][0].isnan().all() and found[name][1].isfinite().all()
 
 
 @on_gpu
-def test_large_inputs_do_not_overflow():
+@each_activation
+def test_large_inputs_do_not_overflow(activation):
     x = torch.tensor([-1e4, -40.0, -8.0, 8.0, 1e4], device="cuda", dtype=torch.bfloat16)
     x = x[:, None] * torch.eye(1, 8, device="cuda", dtype=torch.bfloat16)
     one, zero = torch.eye(8, device="cuda").bfloat16(), torch.zeros(8, device="cuda").bfloat16()
-    actual = results(mlp, [x, one, zero, one], impl="hopper")
-    expected = results(plain, [t.double() for t in (x, one, zero, one)])
+    actual = results(mlp, [x, one, zero, one], impl="hopper", activation=activation)
+    expected = results(plain, [t.double() for t in (x, one, zero, one)], activation=activation)
     for name, value in actual.items():
         torch.testing.assert_close(value.double(), expected[name], rtol=0.02, atol=0.02, msg=name)
 
