@@ -23,7 +23,7 @@ from evaluation import repeats
 from evaluation.report import losses_table
 from evaluation.results import Row, read_result
 from evaluation.style import save
-from experiments import fits, headline, provenance, same_losses
+from experiments import fits, headline, provenance, recipe, same_losses
 from experiments.attention import features, hbm_bytes, host, pictures
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
@@ -123,8 +123,10 @@ TABLES: dict[str, Callable[[], str]] = {
         *(f"evaluation_{budget}/evaluation" for budget in _BY_TOKENS),
     ),
     "repeats": _of(lambda *results: repeats.table_of(_gains(*results)), *_REPEATS),
-    "recipe": _of(table4.models_table, "recipe"),
-    "recipe_answers": _of(table4.differences_table, "recipe"),
+    "recipe": _of(lambda result: table4.models_table(recipe.overview(result)), "recipe"),
+    "recipe_answers": _of(
+        lambda result: table4.differences_table(recipe.overview(result)), "recipe"
+    ),
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),
     "passkey": _of(passkey.runs_table, "passkey"),

@@ -3,9 +3,9 @@
     python -m experiments.recipe --data out/data/long_documents --stride 2048
 
 Trains the modern recipe (configs/modern_small_4k.yaml) with each of its parts removed, and with
-each candidate added, on 118M tokens with three seeds, and GPT-2's recipe. It is a sweep of
-experiments.table4, with the same options: it resumes, and several machines can share it. Writes
-OUT/table4.json, and OUT/recipe.json with a table and a picture of all parts.
+each candidate added, on 118M tokens with three seeds, and GPT-2's recipe at two learning rates. It
+is a sweep of experiments.table4, with the same options: it resumes, and several machines can share
+it. Writes OUT/table4.json, and OUT/recipe.json with a table and a picture of all parts.
 
 At equal time, a part that makes a step slower leaves fewer tokens. This is estimated from the times
 of experiments.train_steps.recipe_step (--times), and from the recipe's loss after four fifths of
@@ -19,7 +19,7 @@ from experiments.harness import Command
 from experiments.table4.options import add_sweep_options, check_sweep_options
 from experiments.table4.parts import NAMES, PAIRS_OF_PARTS, WITH, WITHOUT
 
-BASE = ("4k", "recipe", "recipe_shorter", "recipe_same_time")
+BASE = ("4k", "4k_same_lr", "recipe", "recipe_shorter", "recipe_same_time")
 
 TIMES = Path("docs/results/recipe_step.json")
 
@@ -111,6 +111,19 @@ def loss_per_log_tokens(result: Result) -> float | None:
     (models,) = result["rows"].values()
     tokens = {row["label"]: row["tokens"] for row in models}
     return shorter / math.log(tokens["recipe"] / tokens["recipe_shorter"])
+
+
+def overview(result: Result) -> Result:
+    """Result without the models of single parts."""
+    parts = {**WITHOUT, **WITH}.keys()
+
+    def without_parts(name: str) -> dict[str, list[Row]]:
+        return {
+            corpus: [row for row in rows if not parts & {row["label"], row.get("to_label")}]
+            for corpus, rows in result[name].items()
+        }
+
+    return result | {name: without_parts(name) for name in ("rows", "comparisons")}
 
 
 def parts_table(result: Result) -> str:

@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from experiments.recipe import BASE, draw, effects, loss_per_log_tokens, parts_table
+from experiments.recipe import (
+    BASE,
+    draw,
+    effects,
+    loss_per_log_tokens,
+    overview,
+    parts_table,
+)
 from experiments.table4.models import MODELS
 from experiments.table4.parts import CANDIDATES, NAMES, PAIRS_OF_PARTS, PARTS
 from experiments.table4.questions import PAIRS
@@ -95,6 +102,14 @@ def test_a_part_of_the_same_steps_needs_no_time(result):
     (zero_init,) = (e for e in effects(result, {}) if e["part"] == CANDIDATES["zero_init"].title)
     assert zero_init["time"] == 1.0
     assert zero_init["same_time"]["nats"] == pytest.approx(-0.01)
+
+
+def test_overview_has_the_recipe_and_no_part(result):
+    whole = overview(result)
+    assert [row["label"] for row in whole["rows"]["text"]] == ["recipe", "recipe_shorter"]
+    (kept,) = whole["comparisons"]["text"]
+    assert (kept["label"], kept["to_label"]) == ("recipe_shorter", "recipe")
+    assert whole["runs"] == result["runs"]
 
 
 def test_every_part_is_a_model_and_a_pair():
