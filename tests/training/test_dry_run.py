@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,24 +208,18 @@ def test_estimates_within_a_tenth_of_the_measured_memory_on_two_gpus() -> None:
 
 
 def test_options_that_take_more_activation_memory() -> None:
-    model = ModelConfig()
-    base = estimate(config_of(model), 32, 1)
-    for name, value in (
-        ("positions", "rotary"),
-        ("dropout", 0.1),
-        ("residual_in_fp32", True),
-        ("recompute_gelu", False),
-        ("n_inner", 4000),
-        ("head_size", 96),
-        ("value_embedding_every", 2),
-        ("mlp", "swiglu"),
-    ):
-        more = estimate(config_of(replace(model, **{name: value})), 32, 1)
-        assert more.activations > base.activations, name
-    squared = estimate(config_of(replace(model, mlp="relu_squared")), 32, 1)
-    assert squared.activations == base.activations
-    wide = estimate(config_of(model, dtype="float32"), 32, 1)
-    assert wide.activations == pytest.approx(2 * base.activations, rel=0.01)
+    def activations(**changes: Any) -> float:
+        return estimate(config_of(ModelConfig(**changes)), 32, 1).activations
+
+    wider: dict[str, Any] = {"n_inner": 4000, "head_size": 96, "value_embedding_every": 2}
+    wider |= {"positions": "rotary", "mlp": "swiglu"}
+    for name, value in {
+        **wider, "dropout": 0.1, "residual_in_fp32": True, "recompute_gelu": False
+    }.items():  # fmt: skip
+        assert activations(**{name: value}) > activations(), name
+    assert activations(mlp="relu_squared") == activations()
+    wide = estimate(config_of(ModelConfig(), dtype="float32"), 32, 1)
+    assert wide.activations == pytest.approx(2 * activations(), rel=0.01)
 
 
 def test_the_largest_micro_batch_fits_and_the_next_does_not() -> None:
