@@ -48,18 +48,22 @@ def results(function, tensors, names=NAMES, **options):
     return {"y": y.detach()} | dict(zip(names, grads, strict=True))
 
 
+def check_results(tensors, activation, **options):
+    """Compare values and gradients with PyTorch's, for tensors of one dtype."""
+    with poison_empty():
+        actual = results(mlp, tensors, activation=activation, **options)
+    same_dtype = results(plain, tensors, activation=activation)
+    exact = results(plain, [x.double() for x in tensors], activation=activation)
+    for name, value in actual.items():
+        assert value.dtype == tensors[0].dtype
+        assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
+
+
 @each_activation
 @pytest.mark.parametrize("recompute", [False, True])
 @each_dtype
 def test_values_and_gradients(impl, dtype, device, recompute, activation):
-    tensors = inputs(dtype=dtype, device=device)
-    with poison_empty():
-        actual = results(mlp, tensors, impl=impl, recompute=recompute, activation=activation)
-    same_dtype = results(plain, tensors, activation=activation)
-    exact = results(plain, [x.double() for x in tensors], activation=activation)
-    for name, value in actual.items():
-        assert value.dtype == dtype
-        assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
+    check_results(inputs(dtype=dtype, device=device), activation, impl=impl, recompute=recompute)
 
 
 @each_activation

@@ -6,8 +6,8 @@ import torch
 from kernels import hopper
 from kernels.fused.mlp import mlp
 from kernels.hopper import unsupported_linear
-from kernels.testing import assert_within_budget, poison_empty
 from tests.kernels.fused.test_mlp import (
+    check_results,
     each_activation,
     inputs,
     plain,
@@ -34,14 +34,7 @@ on_gpu = pytest.mark.gpu
 )
 def test_values_and_gradients(shape, recompute, dtype, activation):
     tensors = inputs(*shape, dtype=dtype, device="cuda")
-    options = {"recompute": recompute, "activation": activation}
-    with poison_empty():
-        actual = results(mlp, tensors, impl="hopper", **options)
-    same_dtype = results(plain, tensors, activation=activation)
-    exact = results(plain, [x.double() for x in tensors], activation=activation)
-    for name, value in actual.items():
-        assert value.dtype == dtype
-        assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
+    check_results(tensors, activation, impl="hopper", recompute=recompute)
 
 
 @on_gpu
