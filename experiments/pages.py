@@ -35,7 +35,14 @@ from experiments.reliability.table import reliability_table
 from experiments.scale import report as scale
 from experiments.table4 import by_tokens, forest
 from experiments.table4 import report as table4
-from experiments.train_steps import first_step, registered_step, saving, transformers_step
+from experiments.time_to_loss import report as time_to_loss
+from experiments.train_steps import (
+    first_step,
+    recipe_step,
+    registered_step,
+    saving,
+    transformers_step,
+)
 from experiments.train_steps import tables as train_steps
 
 T = TypeVar("T")
@@ -127,6 +134,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipe_answers": _of(
         lambda result: table4.differences_table(recipe.overview(result)), "recipe"
     ),
+    "recipe_step": _of(recipe_step.step_table, "recipe_step"),
+    "time_to_loss": _of(time_to_loss.answers_table, "time_to_loss"),
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),
     "passkey": _of(passkey.runs_table, "passkey"),
@@ -171,6 +180,7 @@ PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "attention_paper.png": _rows_of(pictures.draw_paper, "attention_paper"),
     RESULTS / "attention_sparsity.png": _rows_of(pictures.draw_sparsity, "attention_sparsity"),
     RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
+    RESULTS / "time_to_loss.png": _of(time_to_loss.draw, "time_to_loss"),
     RESULTS / "train_speed.png": _of(train_steps.draw_speed, "train_speed"),
     **{
         RESULTS / f"{name}.png": _of(

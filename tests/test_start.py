@@ -1,5 +1,6 @@
 """Commands answer before they load PyTorch, which takes seconds."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,14 @@ runpy.run_path("train.py", run_name="__main__")
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_a_command_runs_when_all_its_functions_exist() -> None:
+    for path in FILES:
+        text = path.read_text()
+        if "\n@command.main\n" in text:
+            last = ast.parse(text).body[-1]
+            assert isinstance(last, ast.FunctionDef) and last.decorator_list, path
 
 
 def test_help_needs_no_pytorch() -> None:

@@ -63,7 +63,7 @@ def step_at(config: TrainConfig, stage: Stage, device: torch.device) -> Step:
 def measure(
     name: str, config: TrainConfig, steps: int, make: Callable[..., Step] = step_at
 ) -> Iterator[list[Row]]:
-    """Yield a row for each stage of a model: seconds of a step, tokens, and peak memory (GiB)."""
+    """Yield a row for each stage of a model: tokens and seconds of a step."""
     for stage in config.stages:
         row = {"name": name, "context_length": stage.context_length, "steps": stage.steps}
         yield [row | {"tokens": stage.batch_tokens, **_measure_stage(config, stage, steps, make)}]
@@ -74,11 +74,9 @@ def _measure_stage(
 ) -> dict[str, float]:
     reset_compiler_and_memory()
     step = make(config, stage, torch.device("cuda"))
-    torch.cuda.reset_peak_memory_stats()
     for _ in range(6):  # compiles, and captures if the run does
         step()
-    times = spread("step_s", [wall_seconds(step, steps) for _ in range(5)])
-    return {**times, "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+    return spread("step_s", [wall_seconds(step, steps) for _ in range(5)])
 
 
 def seconds_per_token(result: Result) -> dict[str, float]:
@@ -118,11 +116,13 @@ def step_table(result: Result) -> str:
                 for context in contexts
             },
             "relative time of a token": f"{seconds[name] / seconds['recipe']:.3f}",
-            "peak memory": f"{max(s['peak_gib'] for (n, _), s in steps.items() if n == name):.1f} "
-            "GiB",
         }
         for name in seconds
     )
+
+
+def _line(row: Row) -> str:
+    return f"{row['name']:40} {row['context_length']:6} {1000 * row['step_s']:8.2f} ms"
 
 
 @command.main
@@ -134,7 +134,3 @@ def main(args: Namespace) -> None:
     stages = [partial(measure, name, configs[name], args.steps) for name in order]
     stages.append(partial(measure, AGAIN, configs["recipe"], args.steps))
     measure_rows(args, stages, step_table, lambda rows: print(_line(rows[-1]), flush=True))
-
-
-def _line(row: Row) -> str:
-    return f"{row['name']:40} {row['context_length']:6} {1000 * row['step_s']:8.2f} ms"
