@@ -1,6 +1,7 @@
 """Call functions in separate processes, alone or in a group like that of torchrun."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -13,16 +14,24 @@ import torch
 from torch.distributed import TCPStore
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["train"])
+# Starting to train imports the compiler, even without compiling. Each caller in this process shares
+# one server: another call of set_forkserver_preload would replace this list.
+_FORKS.set_forkserver_preload(["train", "torch._inductor"])
 _stores: WeakKeyDictionary[ForkServerProcess, TCPStore] = WeakKeyDictionary()
 """Server of the rendezvous of each process's group, which ends with the last process object."""
 
 
 def start_process(function: Callable[..., object], *arguments: object) -> ForkServerProcess:
     """Start a process that calls a function, forked from a server that has loaded PyTorch."""
-    process = _FORKS.Process(target=function, args=arguments, daemon=True)
+    process = _FORKS.Process(target=_call, args=(function, arguments), daemon=True)
     process.start()
     return process
+
+
+def _call(function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    # The first full garbage collection would traverse, and copy, the objects of all loaded modules.
+    gc.freeze()
+    function(*arguments)
 
 
 def print_to(stdout: Path, stderr: Path) -> None:

@@ -10,11 +10,9 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 
+from experiments.reliability.processes import start_process
 from kernels import ContextGroup
 from tests.interpreter import speed_up_interpreter
-
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "kernels.context.interface"])
 
 
 class Processes:
@@ -46,10 +44,9 @@ class Processes:
     def _start(self):
         self._folder = TemporaryDirectory()
         for rank in range(self.size):
-            ours, theirs = _FORKS.Pipe()
-            args = (rank, self.size, str(Path(self._folder.name) / "store"), self._on_gpus, theirs)
-            process = _FORKS.Process(target=_serve, args=args, daemon=True)
-            process.start()
+            ours, theirs = multiprocessing.Pipe()
+            store = str(Path(self._folder.name) / "store")
+            process = start_process(_serve, rank, self.size, store, self._on_gpus, theirs)
             theirs.close()
             self._started[ours] = process
 
