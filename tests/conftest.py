@@ -49,6 +49,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=f"needs CUDA GPUs: {needed}"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # Imports and thousands of test items create few cycles: looking for them takes five seconds.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish():
     # Each full garbage collection would traverse the million objects of the imported modules, which
     # takes a third of a second: whenever the compiler is reset, for example.
