@@ -1,5 +1,6 @@
 """Run folders: open them, check their settings, and label them."""
 
+import json
 import logging
 import re
 from collections.abc import Collection, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from data.files import differing
+from data.files import differing, write_atomically
 from data.text.shards import TOKENIZER
 from data.text.tokenizer import TextTokenizer, load_tokenizer
 from model.block_config import BlockConfig
@@ -27,6 +28,7 @@ from training.language.config import TrainConfig
 from training.metrics import read_evaluations, read_metrics
 from training.tasks import config_of
 
+JOBS_PER_GPU = "jobs_per_gpu.json"
 WHERE = ("run.out_dir", "run.init_from")  # run folders may be moved
 HOW = (  # settings that do not affect training except for rounding
     *("optim.micro_batch_size", "run.device", "run.compile", "run.deterministic", "run.resume"),
@@ -169,10 +171,24 @@ def describe(run: Run) -> dict[str, Any]:
         "tokens": run.progress.tokens,
         "gpu_hours": run.progress.gpu_hours,
         "tokens_per_s": median(speeds) if speeds else None,
+        "jobs_per_gpu": jobs_per_gpu(run.folder),
         "starts": read_starts(run.folder),
         "evaluations": read_evaluations(run.folder, until=run.progress.step),
         "before": origin_cost(run.folder, run.config),
     }
+
+
+def jobs_per_gpu(folder: Path) -> int | None:
+    """Largest number of runs that shared the GPU of a run; None if not recorded."""
+    path = folder / JOBS_PER_GPU
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def note_sharing(folder: Path, most: int) -> None:
+    """Record in a run's folder that up to `most` runs share its GPU; never lower the number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    most = max(most, jobs_per_gpu(folder) or 1)
+    write_atomically(folder / JOBS_PER_GPU, f"{most}\n".encode())
 
 
 def mask_of(model: BlockConfig) -> str:

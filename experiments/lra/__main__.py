@@ -42,10 +42,10 @@ from argparse import Namespace
 from functools import partial
 from itertools import product
 
-from evaluation.runs import HOW, check_same_settings
+from evaluation.runs import HOW, check_same_settings, note_sharing
 from experiments.classifier_runs import is_finished
 from experiments.example_sets import prepare_sets
-from experiments.lra.report import note_sharing, write_report
+from experiments.lra.report import write_report
 from experiments.lra.tasks import arguments_of, suffix_of, trainable_tasks
 from experiments.sweep import Run, refuse_overrides, run_in, train_and_report
 from training.classification.config import ClassifyConfig

@@ -7,7 +7,6 @@ from experiments.reports import report_command
 
 command = report_command(__name__)  # before PyTorch is imported, which takes seconds
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from data.files import write_atomically
 from data.lra.listops import baselines
 from data.lra.store import MANIFEST, Sequences, open_split
 from evaluation.results import Row, read_result, write_result
-from evaluation.runs import HOW, check_settings
+from evaluation.runs import HOW, check_settings, jobs_per_gpu
 from evaluation.statistics import Estimate, paired_half_width, widen, wilson
 from experiments.classifier_runs import (
     changes_of,
@@ -54,7 +52,6 @@ pretraining on hidden tokens. The averages are computed here, because theirs inc
 
 REFERENCES = {"paper": PAPER, "rotary": AMOS, "pretrained": AMOS}
 
-JOBS_PER_GPU = "jobs_per_gpu.json"
 """File in the folder of a run: the largest number of runs that shared its GPU."""
 
 SETTINGS = (
@@ -186,19 +183,6 @@ def describe_run(folder: Path, config: ClassifyConfig) -> Row:
         "block_size": None if model.mask.pattern == "dense" else model.mask.block_size,
         "dtype": config.run.dtype,
     }
-
-
-def jobs_per_gpu(folder: Path) -> int | None:
-    """Largest number of runs that shared the GPU of a run; None if not recorded."""
-    path = folder / JOBS_PER_GPU
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def note_sharing(folder: Path, most: int) -> None:
-    """Record in a run's folder that up to `most` runs share its GPU; never lower the number."""
-    folder.mkdir(parents=True, exist_ok=True)
-    most = max(most, jobs_per_gpu(folder) or 1)
-    write_atomically(folder / JOBS_PER_GPU, f"{most}\n".encode())
 
 
 def summarize(runs: Sequence[Row]) -> list[Row]:

@@ -71,7 +71,8 @@ def redraw(path: Path) -> None:
     for corpus, comparisons in result["comparisons"].items():
         draw_positions(comparisons, path.with_name(f"{path.stem}_positions_{corpus}.png"))
     continued = {run["label"] for run in result["runs"] if run["before"]}
-    publish(path, markdown(result), draw(result["curves"], continued))
+    shared = models_on_shared_gpus(result["runs"])
+    publish(path, markdown(result), draw(result["curves"], continued, shared))
 
 
 def rows(tables: Result) -> list[Row]:
@@ -84,6 +85,7 @@ def rows(tables: Result) -> list[Row]:
     )
     key = {row["label"]: row for row in tables.get("as_trained_key", ())}
     scores = ("perplexity", "nats", "difference")
+    shared = models_on_shared_gpus(tables["runs"])
     result = []
     for label, runs in _by_label(tables["runs"]).items():
         # of the whole run, whose stages may differ in speed; without the first steps
@@ -96,6 +98,7 @@ def rows(tables: Result) -> list[Row]:
                 "gpu_hours": mean(run["gpu_hours"] + cost_before(run)["gpu_hours"] for run in runs),
                 # a short run has no speed, because the first steps are not timed
                 "tokens_per_s": mean(speeds) if is_known(*speeds) else None,
+                "shared_gpu": label in shared,
                 **{f"paper_{name}": chunks[label][name] for name in scores},
                 **{name: strided[label][name] for name in scores},
                 **{f"key_{name}": key[label][name] if label in key else None for name in scores},
@@ -104,6 +107,12 @@ def rows(tables: Result) -> list[Row]:
             }
         )
     return result
+
+
+def models_on_shared_gpus(runs: Sequence[Row]) -> set[str]:
+    """Models whose times say nothing, because one of their runs shared its GPU with others."""
+    # old results lack the number
+    return {run["label"] for run in runs if (run.get("jobs_per_gpu") or 1) > 1}
 
 
 def curves(runs: Sequence[Row]) -> dict[str, list[Row]]:
@@ -182,14 +191,21 @@ def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
     """Table cells with the cost and scores of each model; differences keep their keys."""
     hours = models[0]["gpu_hours"] or math.nan  # 0 if no step was timed
     has_key = any(is_known(row.get("key_perplexity")) for row in models)  # not in old results
+    shared = {row["label"] for row in models if row.get("shared_gpu")}  # not in old results
+
+    def timed(row: Row, value: float | None, how: str) -> str:
+        return digits(None if row["label"] in shared else value, how)
+
+    if models[0]["label"] in shared:
+        hours = math.nan
     return [
         {
             "model": row["label"],
             "seeds": str(row["seeds"]),
             "training tokens": tokens_text(row["tokens"]),
-            "tokens/s": digits(row["tokens_per_s"], ",.0f"),
-            "GPU-hours": f"{row['gpu_hours']:.3f}",
-            "relative time": digits(row["gpu_hours"] / hours, ".2f"),
+            "tokens/s": timed(row, row["tokens_per_s"], ",.0f"),
+            "GPU-hours": timed(row, row["gpu_hours"], ".3f"),
+            "relative time": timed(row, row["gpu_hours"] / hours, ".2f"),
             "perplexity as the paper evaluates": f"{row['paper_perplexity']:.2f}",
             "paper_difference": difference_cell(row["paper_difference"]),
             "perplexity on identical tokens": f"{row['perplexity']:.2f}",
@@ -266,11 +282,13 @@ def answers_table(larger: Result, smaller: Result) -> str:
     )
 
 
-def draw(curves: dict[str, list[Row]], continued: Collection[str]) -> Figure:
+def draw(
+    curves: dict[str, list[Row]], continued: Collection[str], shared: Collection[str]
+) -> Figure:
     """Draw validation perplexity over tokens and GPU-hours: one line per model, a few per panel.
 
     Models `continued` from another one's weights have their own panels, because their curves would
-    overlap the ends of the others.
+    overlap the ends of the others. Those on `shared` GPUs have no line over GPU-hours.
     """
     groups = []
     for is_continued in (False, True):
@@ -285,6 +303,8 @@ def draw(curves: dict[str, list[Row]], continued: Collection[str]) -> Figure:
         looks = styles_of(models)
         for model, look in looks.items():
             for axes, unit, divisor in zip((left, right), COST, (1e6, 1), strict=True):
+                if axes is right and model in shared:
+                    continue
                 x = [p[unit] / divisor for p in curves[model]]
                 axes.plot(x, perplexity[model], **look, ms=4, lw=1.2)
                 axes.grid(alpha=0.3, which="both")

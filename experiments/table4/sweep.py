@@ -9,6 +9,7 @@ from data.text.shards import Manifest
 from evaluation.key_tokens import KeyTokens
 from evaluation.plan import Plan
 from evaluation.report import write_report
+from evaluation.runs import note_sharing
 from evaluation.score import validation_splits
 from evaluation.sums import Scored, Text, describe_text
 from evaluation.tables import compare, tabulate
@@ -92,10 +93,12 @@ def train_and_score(
     sums: Path,
     local: Collection[Path],
     key_tokens: Path | None,
+    jobs_per_gpu: int,
 ) -> Task:
     """Task that trains a run and scores it on all corpora, and on `key_tokens` if given.
 
-    `local` has the folders of all runs that are trained on this machine.
+    `local` has the folders of all runs that are trained on this machine. The folder records with
+    how many jobs the run shares a GPU.
     """
 
     options = [
@@ -109,7 +112,10 @@ def train_and_score(
         train = python_command(n_gpu, "train.py", *final_arguments(job, sums, local))
         arguments = map(str, ("scripts.evaluate", job.folder, *options))
         scoring = python_command(n_gpu, "-m", *arguments)
-        return [scoring] if job.is_finished else [train, scoring]
+        if job.is_finished:
+            return [scoring]
+        note_sharing(job.folder, jobs_per_gpu)
+        return [train, scoring]
 
     return task_of(job.folder, commands, job.needs)
 
@@ -219,7 +225,7 @@ def sweep(args: Namespace, models: Sequence[str], budget_name: str, out: Path) -
         check_times(jobs, local, args.jobs_per_gpu)
         print_skipped(jobs, local, reasons, sums)
         folders = {job.folder for job in local}
-        options = plan, score_on, sums, folders, args.key_tokens
+        options = plan, score_on, sums, folders, args.key_tokens, args.jobs_per_gpu
         tasks = [train_and_score(job, *options) for job in local]
     train_and_report(
         tasks,

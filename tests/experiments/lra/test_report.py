@@ -8,11 +8,11 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from configs.reader import to_yaml
+from evaluation.runs import note_sharing
 from experiments.lra import report
 from experiments.lra.__main__ import make_runs
 from experiments.lra.report import (
     finished_runs,
-    note_sharing,
     summarize,
     with_others,
     write_report,

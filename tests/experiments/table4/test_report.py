@@ -4,7 +4,15 @@ import pytest
 
 from experiments.table4.models import MODELS
 from experiments.table4.questions import PAIRS
-from experiments.table4.report import comparisons_table, curves, draw_positions, markdown, rows
+from experiments.table4.report import (
+    comparisons_table,
+    curves,
+    draw,
+    draw_positions,
+    markdown,
+    models_on_shared_gpus,
+    rows,
+)
 
 
 def made_up_run(label, tokens, hours, seed, before=None):
@@ -81,6 +89,13 @@ def test_rows_take_each_model_as_it_was_trained():
     assert rows_of(runs)[0]["tokens_per_s"] is None
 
 
+def test_a_model_shares_a_gpu_if_one_of_its_runs_did(made_up_runs):
+    made_up_runs[1]["jobs_per_gpu"], made_up_runs[2]["jobs_per_gpu"] = 2, 1
+    assert [row["shared_gpu"] for row in rows_of(made_up_runs)] == [True, False]
+    hours = draw(curves(made_up_runs), {"second"}, models_on_shared_gpus(made_up_runs)).axes[1::2]
+    assert [len(axes.lines) for axes in hours] == [0, 1]
+
+
 def test_costs_are_those_of_the_rows():
     def row_of(label, **cost):
         return {
@@ -98,6 +113,13 @@ def test_costs_are_those_of_the_rows():
     assert costs(first, second) == [
         ["118M", "12,346", "0.500", "1.00"], ["1.23B", "2", "1.250", "2.50"]
     ]  # fmt: skip
+    # runs that share a GPU have no times
+    shared = {"shared_gpu": True}
+    assert [c[1:] for c in costs(first, second | shared)] == [
+        ["12,346", "0.500", "1.00"],
+        ["-"] * 3,
+    ]
+    assert [c[1:] for c in costs(first | shared, second)] == [["-"] * 3, ["2", "1.250", "-"]]
     # a run of one step has no time
     assert [cells[-1] for cells in costs(first | {"gpu_hours": 0.0}, second)] == ["-", "-"]
 

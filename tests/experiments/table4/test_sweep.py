@@ -13,6 +13,7 @@ from data.files import load_sealed, sealed, to_json
 from data.text.prepare import prepare
 from data.text.shards import TokenStream
 from data.text.sources import open_source
+from evaluation.runs import jobs_per_gpu
 from evaluation.sums import read_scored, write_scored
 from experiments import gpu_pool, sweep
 from experiments.table4 import report
@@ -111,10 +112,16 @@ def test_runs_whose_times_count_do_not_share_a_gpu(tiny, capsys):
 def test_other_runs_may_share_a_gpu(tiny, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "experiments.table4.sweep.train_and_report", lambda *_, **named: asked.append(named)
+        "experiments.table4.sweep.train_and_report",
+        lambda *args, **named: asked.append((args, named)),
     )
-    tiny("--models", "short", "--jobs-per-gpu", "2")
-    assert [named["runs_per_gpu"] for named in asked] == [2]
+    out, _ = tiny("--models", "short", "--jobs-per-gpu", "2")
+    (((tasks, _), named),) = asked
+    assert named["runs_per_gpu"] == 2
+    folder = out / tasks[0].name
+    assert jobs_per_gpu(folder) is None
+    tasks[0].commands(1)  # called when the task starts
+    assert jobs_per_gpu(folder) == 2
 
 
 @pytest.mark.slow
