@@ -2,8 +2,9 @@
 
 torchrun --standalone --nproc_per_node=2 -m experiments.scale [--parts ddp context]
 
-Steps are those of train.py, in bfloat16 on random tokens. In cases of one GPU, every GPU takes the
-same steps at the same time. The peak memory of a GPU is printed next to the estimate of
+Steps are those of train.py, in bfloat16 on random tokens. Cases are of one GPU or of all: those of
+Muon of two or four, the others of two. In cases of one GPU, every GPU takes the same steps at the
+same time. The peak memory of a GPU is printed next to the estimate of
 `train.py --dry-run`. The command fails if a first loss differs from the others of its model.
 """
 
@@ -120,7 +121,8 @@ def main(args: Namespace) -> None:
         stages = [
             partial(stage, case)
             for case in cases(args.parts, torch.cuda.get_device_properties(0).total_memory)
-            if case.n_gpus <= processes.world_size and any(text in case.name for text in args.only)
+            if case.n_gpus in (1, processes.world_size)
+            and any(text in case.name for text in args.only)
         ]
         if processes.is_main:
             measure_rows(args, stages, relate=check_loss)

@@ -93,8 +93,9 @@ def _fsdp(_: float) -> Iterator[Case]:
 
 def _muon(_: float) -> Iterator[Case]:
     """Muon orthogonalizes once a step: after one micro-batch, and after as many as the recipe."""
-    for tokens, way in product((2 * TOKENS, RECIPE_TOKENS), ("fsdp", "fsdp, muon")):
-        yield _case("muon", "GPT-2 medium", 1024, 2, way, tokens)
+    for n_gpus in (2, 4):
+        for tokens, way in product((n_gpus * TOKENS, RECIPE_TOKENS), ("fsdp", "fsdp, muon")):
+            yield _case("muon", "GPT-2 medium", 1024, n_gpus, way, tokens)
 
 
 def _large(_: float) -> Iterator[Case]:

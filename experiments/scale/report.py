@@ -88,8 +88,9 @@ def muon_table(result: Row) -> str:
     """GPT-2 medium with fsdp: tokens/s of Muon compared with AdamW."""
     steps = _steps(result, "muon")
     steps["optimizer"] = ["Muon" if way.endswith("muon") else "AdamW" for way in steps["way"]]
-    both = _compare(steps, steps.query("way == 'fsdp'"), "batch_tokens")
-    columns = {"tokens per step": "{batch_tokens:,}", "optimizer": "{optimizer}", **SPEED}
+    both = _compare(steps, steps.query("way == 'fsdp'"), "n_gpus", "batch_tokens")
+    shape = {"GPUs": "{n_gpus}", "tokens per step": "{batch_tokens:,}"}
+    columns = {**shape, "optimizer": "{optimizer}", **SPEED}
     return _table(both, {**columns, "x AdamW": "{times:.3f}", **MEMORY})
 
 
