@@ -9,7 +9,7 @@ same time. The peak memory of a GPU is printed next to the estimate of
 """
 
 from experiments.harness import Command, measure_rows
-from experiments.scale.cases import PARTS, Case, case_of, cases
+from experiments.scale.cases import PARTS, Case, case_of, cases_on
 
 command = Command(__name__, on_gpu=True)
 add = command.add
@@ -118,12 +118,9 @@ def main(args: Namespace) -> None:
         def stage(case: Case) -> list[list[Row]]:
             return [[measure(case, processes, args.seconds)]]
 
-        stages = [
-            partial(stage, case)
-            for case in cases(args.parts, torch.cuda.get_device_properties(0).total_memory)
-            if case.n_gpus in (1, processes.world_size)
-            and any(text in case.name for text in args.only)
-        ]
+        card = torch.cuda.get_device_properties(0).total_memory
+        found = cases_on(processes.world_size, args.parts, args.only, card)
+        stages = [partial(stage, case) for case in found]
         if processes.is_main:
             measure_rows(args, stages, relate=check_loss)
         else:

@@ -77,6 +77,27 @@ def cases(parts: Sequence[str], card: float) -> Iterator[Case]:
         yield from PARTS[part](card)
 
 
+def cases_on(n_gpus: int, parts: Sequence[str], only: Sequence[str], card: float) -> list[Case]:
+    """Cases of one GPU or of all `n_gpus` whose name contains one of the texts `only`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [
+        case
+        for case in cases(parts, card)
+        if case.n_gpus in (1, n_gpus) and any(text in case.name for text in only)
+    ]
+    if not found:
+        numbers = sorted({case.n_gpus for case in cases(parts, card)})
+        raise ValueError(
+            f"--parts {' '.join(parts)} --only {' '.join(map(repr, only))} has no case on {n_gpus} "
+            f"GPUs: these parts have cases on {', '.join(map(str, numbers))}. Pass another "
+            "--nproc_per_node, or other options"
+        )
+    return found
+
+
 def _ddp(_: float) -> Iterator[Case]:
     """Gradients all-reduced after one micro-batch, and after as many as the recipe has."""
     for context in (1024, 4096, 16_384):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.text.shards import Manifest, SplitInfo
-from evaluation.runs import check_same_settings, check_settings
+from evaluation.runs import check_same_settings, check_settings, jobs_per_gpu
 from evaluation.sums import Scored, read_scored
 from experiments.sweep import Run, refuse_overrides
 from experiments.table4.models import MODELS, Budget, Model
@@ -73,9 +73,12 @@ def last_step(folder: Path) -> int | None:
 
 
 def training_cost(folder: Path, sums: Path) -> dict[str, Any] | None:
-    """`step` and `gpu_hours` of a finished run, from its folder or its file in `sums`, or None."""
+    """`step`, `gpu_hours` and `jobs_per_gpu` (unknown in old runs) of a finished run, or None.
+
+    From its folder, or from its file in `sums`.
+    """
     if last_step(folder) is not None:
-        return read_metrics(folder)[-1]
+        return read_metrics(folder)[-1] | {"jobs_per_gpu": jobs_per_gpu(folder)}
     saved = (read_scored(path)[0] for path in sorted(sums.glob(f"*/{folder.name}.npz")))
     return next((scored.about for scored in saved if is_finished(scored)), None)
 
@@ -216,13 +219,20 @@ def _affordable_steps(job: Job, model: Model, sums: Path) -> int:
     Times are those of the first seed, so that all seeds have the same steps.
 
     Raises:
-        ValueError: the run that it starts from took all of the time.
+        ValueError: the run that it starts from took all of the time, or one of these runs shared
+            its GPU with others.
     """
     assert model.same_time_as is not None
 
     def first_seed(name: str) -> dict[str, Any]:
         cost = training_cost(job.folder.with_name(f"{name}_seed1"), sums)
         assert cost is not None, f"{name} is not finished"
+        if (cost.get("jobs_per_gpu") or 1) > 1:
+            raise ValueError(
+                f"{job.name} needs the time of {name}_seed1, which shared its GPU with other runs. "
+                f"Remove that run and its scores, and train it with --jobs-per-gpu=1, or leave "
+                f"{job.name} out of --models"
+            )
         return cost
 
     def hours(name: str | None) -> float:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.scale.cases import DOCUMENT, FILLED, PARTS, Case, cases
+from experiments.scale.cases import DOCUMENT, FILLED, PARTS, Case, cases, cases_on
 from experiments.scale.model import BY_NCCL, COPIED, Growth, fit, pairs
 from experiments.scale.report import (
     context_table,
@@ -45,6 +45,17 @@ def test_each_case_divides_its_batch_and_has_a_name_of_its_own():
     assert len({case.name for case in found}) == len(found)
     for case in found:
         assert case.config.grad_accum_steps(case.n_gpus) in (1, 4, 8)
+
+
+def test_cases_are_of_one_gpu_or_of_all():
+    found = {n: {c.n_gpus for c in cases_on(n, ("ddp", "muon"), [""], CARD)} for n in (1, 2, 4)}
+    assert found == {1: {1}, 2: {1, 2}, 4: {1, 4}}
+    (case,) = cases_on(4, ["muon"], ["65536", "muon, GPT-2 medium, fsdp, muon, 4, 1024, 131"], CARD)
+    assert case.config.grad_accum_steps(4) == 1
+    with pytest.raises(
+        ValueError, match=r"--parts fsdp --only '' has no case on 4 GPUs: .* on 2\."
+    ):
+        cases_on(4, ["fsdp"], [""], CARD)
 
 
 def test_the_longest_fits_by_the_estimate():

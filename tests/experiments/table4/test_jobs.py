@@ -8,6 +8,7 @@ import pytest
 
 from configs.reader import to_yaml
 from data.text.shards import TokenStream
+from evaluation.runs import note_sharing
 from evaluation.sums import write_scored
 from experiments.table4.jobs import (
     _base,
@@ -150,6 +151,17 @@ def test_extension_has_the_time_that_is_left(tmp_path):
     for each in (job, second):  # or were those of another machine
         assert load_config(final_arguments(each, tmp_path / "sums")).optim.max_steps == 240
     assert not job.is_finished
+
+
+def test_times_of_runs_that_shared_a_gpu_are_refused(tmp_path):
+    job = next(j for j in jobs_of(["4k_modern_same_time"], tmp_path) if j.name.endswith("_time"))
+    for name in ("4k", "4k_modern"):
+        finish(tmp_path / f"{name}_seed1", step=1000, gpu_hours=1.0)
+        note_sharing(tmp_path / f"{name}_seed1", 1)
+    assert load_config(final_arguments(job, tmp_path / "sums")).optim.max_steps == 1000
+    note_sharing(tmp_path / "4k_seed1", 2)
+    with pytest.raises(ValueError, match="needs the time of 4k_seed1, which shared its GPU"):
+        final_arguments(job, tmp_path / "sums")
 
 
 def test_no_time_is_left(tmp_path):
