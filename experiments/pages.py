@@ -152,6 +152,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "saving": _of(saving.saving_table, "saving"),
     "scale_ddp": _of(scale.ddp_table, "scale"),
     "scale_fsdp": _of(scale.fsdp_table, "scale"),
+    "scale_muon": _of(scale.muon_table, "scale_muon"),
     "scale_large": _of(scale.large_table, "scale"),
     "scale_context": _of(scale.context_table, "scale_context"),
     "scale_long": _of(scale.long_table, "scale_long"),
