@@ -134,6 +134,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipe_answers": _of(
         lambda result: table4.differences_table(recipe.overview(result)), "recipe"
     ),
+    "recipe_parts": _of(recipe.parts_table, "recipe"),
     "recipe_step": _of(recipe_step.step_table, "recipe_step"),
     "time_to_loss": _of(time_to_loss.answers_table, "time_to_loss"),
     "modern": _of(table4.models_table, "table4_modern"),
@@ -181,6 +182,7 @@ PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "attention_paper.png": _rows_of(pictures.draw_paper, "attention_paper"),
     RESULTS / "attention_sparsity.png": _rows_of(pictures.draw_sparsity, "attention_sparsity"),
     RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
+    RESULTS / "recipe.png": _of(recipe.draw, "recipe"),
     RESULTS / "time_to_loss.png": _of(time_to_loss.draw, "time_to_loss"),
     RESULTS / "train_speed.png": _of(train_steps.draw_speed, "train_speed"),
     **{

@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from evaluation.results import Row
 from experiments.timing import reset_compiler_and_memory, spread, wall_seconds
-from experiments.train_steps.contenders import check_first_loss, step_of
+from experiments.train_steps.contenders import check_first_loss, check_last_loss, step_of
 from kernels.context.exchange import free_receive_buffers, receive_buffer_bytes
 from model.flops import mfu
 from training.distributed import Processes, start_processes
@@ -73,6 +73,7 @@ def measure(case: Case, processes: Processes, seconds: float) -> Row:
         timed(14)
         n_steps = processes.agree(max(1, int(seconds / timed(2))))
         timings = [timed(n_steps) for _ in range(3)]
+    check_last_loss(group.sum(step().clone()).item(), case.name)
     times = spread("step_s", timings)
     tokens_per_s = config.optim.batch_tokens / times["step_s"]
     utilisation = mfu(tokens_per_s / case.n_gpus, config.model, torch.cuda.get_device_name(device))

@@ -1,5 +1,6 @@
 """Training steps of Papilio, nanoGPT and Hugging Face, each set up as its users run it."""
 
+import math
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -104,6 +105,19 @@ def check_first_loss(rows: list[Row], key: str, name: Callable[[Row], str]) -> R
             f"{first['first_loss']:.4f}: no speed is reported"
         )
     return row
+
+
+def check_last_loss(loss: float, name: str) -> None:
+    """Check the loss of the last timed step: a GPU multiplies NaN faster than other numbers.
+
+    Raises:
+        SystemExit: it is not finite, or 0, as of a step of train.py that was skipped.
+    """
+    if not (math.isfinite(loss) and loss > 0):
+        raise SystemExit(
+            f"{name}: the loss or a gradient is not finite at the end of the timings, so they are "
+            "not reported"
+        )
 
 
 def our_step(config: ModelConfig, tokens: Tensor, targets: Tensor, *, deterministic: bool) -> Step:

@@ -32,7 +32,7 @@ from evaluation.results import Row
 from experiments.table4.jobs import make_jobs
 from experiments.table4.models import BUDGETS
 from experiments.timing import reset_compiler_and_memory, spread, wall_seconds
-from experiments.train_steps.contenders import Step, step_of
+from experiments.train_steps.contenders import Step, check_last_loss, step_of
 from training.distributed import Processes
 from training.language.config import TrainConfig
 from training.language.stages import Stage
@@ -66,17 +66,13 @@ def measure(
     """Yield a row for each stage of a model: tokens and seconds of a step."""
     for stage in config.stages:
         row = {"name": name, "context_length": stage.context_length, "steps": stage.steps}
-        yield [row | {"tokens": stage.batch_tokens, **_measure_stage(config, stage, steps, make)}]
-
-
-def _measure_stage(
-    config: TrainConfig, stage: Stage, steps: int, make: Callable[..., Step]
-) -> dict[str, float]:
-    reset_compiler_and_memory()
-    step = make(config, stage, torch.device("cuda"))
-    for _ in range(6):  # compiles, and captures if the run does
-        step()
-    return spread("step_s", [wall_seconds(step, steps) for _ in range(5)])
+        reset_compiler_and_memory()
+        step = make(config, stage, torch.device("cuda"))
+        for _ in range(6):  # compiles, and captures if the run does
+            step()
+        times = spread("step_s", [wall_seconds(step, steps) for _ in range(5)])
+        check_last_loss(step().item(), f"{name} at {stage.context_length:,} tokens")
+        yield [row | {"tokens": stage.batch_tokens, **times}]
 
 
 def seconds_per_token(result: Result) -> dict[str, float]:

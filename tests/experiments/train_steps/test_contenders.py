@@ -3,10 +3,18 @@
 from argparse import Namespace
 from pathlib import Path
 
+import pytest
 import torch
 
 from experiments.train_steps import contenders
 from model.config import ModelConfig
+
+
+@pytest.mark.parametrize("loss", [0.0, float("nan"), float("inf")])
+def test_timings_that_end_in_skipped_steps_are_refused(loss):
+    contenders.check_last_loss(10.8, "ours")
+    with pytest.raises(SystemExit, match="ours: the loss or a gradient is not finite"):
+        contenders.check_last_loss(loss, "ours")
 
 
 def test_compared_nanogpt_ours_has_its_model_too(monkeypatch):
