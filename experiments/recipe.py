@@ -43,8 +43,9 @@ add_sweep_options(command, "out/recipe")
 command.read(check=check)
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import torch
 from matplotlib.figure import Figure
 
 from evaluation.markdown import dict_table, difference_cell
@@ -54,12 +55,15 @@ from experiments.reports import publish
 from experiments.table4.forest import draw_effects
 from experiments.table4.questions import by_pair
 from experiments.table4.sweep import sweep
-from experiments.train_steps.recipe_step import relative_time, seconds_per_token
+from experiments.train_steps.recipe_step import configs_of, relative_time, seconds_per_token
+from model.gpt import GPT
 
 BUDGET = "minutes"
 
 
-def effects(result: Result, seconds: Mapping[str, float]) -> list[Row]:
+def effects(
+    result: Result, seconds: Mapping[str, float], parameters: Mapping[str, int]
+) -> list[Row]:
     """Effect of each part, from the result of the sweep, the most useful part first.
 
     tokens is the loss with the part minus the loss without it at equal tokens, in nats with its
@@ -69,9 +73,9 @@ def effects(result: Result, seconds: Mapping[str, float]) -> list[Row]:
     Args:
         result: of the sweep. Without recipe_shorter, same_time is None.
         seconds: per token of each model. Without a model of the part, time and same_time are None.
+        parameters: number of parameters of each model.
     """
     gaps = by_pair(result)
-    parameters = {run["label"]: run["parameters_without_positions"] for run in result["runs"]}
     slope = loss_per_log_tokens(result)
     found = []
     for part, (with_it, without) in zip({**WITHOUT, **WITH}.values(), PAIRS_OF_PARTS, strict=True):
@@ -93,6 +97,13 @@ def effects(result: Result, seconds: Mapping[str, float]) -> list[Row]:
     return sorted(
         found, key=lambda row: (not row["in_recipe"], (row["same_time"] or row["tokens"])["nats"])
     )
+
+
+def count_parameters(models: Sequence[str]) -> dict[str, int]:
+    """Number of parameters of each model, including all tables."""
+    with torch.device("meta"):
+        gpts = {name: GPT(config.model) for name, config in configs_of(models).items()}
+    return {name: sum(p.numel() for p in gpt.parameters()) for name, gpt in gpts.items()}
 
 
 def _shifted(gap: Row, shift: float) -> Row:
@@ -167,7 +178,7 @@ def main(args: Namespace) -> None:
     table4 = read_result(out / "table4.json")
     seconds = seconds_per_token(read_result(times, "rows")) if times.exists() else {}
     result = {
-        "effects": effects(table4, seconds),
+        "effects": effects(table4, seconds, count_parameters(models)),
         "loss_per_log_tokens": loss_per_log_tokens(table4),
     }
     result |= {key: table4[key] for key in ("rows", "comparisons", "runs")}

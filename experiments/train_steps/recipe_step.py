@@ -22,7 +22,7 @@ command.add("--steps", type=int, default=10, help="steps per timing, of five")
 command.read(out="docs/results/recipe_step.json", resume=True)
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -41,7 +41,7 @@ AGAIN = "recipe, again"
 VOCABULARY = 50_257  # of GPT-2's tokenizer
 
 
-def configs_of(models: list[str]) -> dict[str, TrainConfig]:
+def configs_of(models: Sequence[str]) -> dict[str, TrainConfig]:
     """Configurations of models, as experiments.recipe trains them."""
     jobs = make_jobs(
         models, BUDGETS["minutes"], Path("unused"),

@@ -6,6 +6,7 @@ import pytest
 
 from experiments.recipe import (
     BASE,
+    count_parameters,
     draw,
     effects,
     loss_per_log_tokens,
@@ -21,6 +22,7 @@ SECONDS = {
     "recipe_without_windows": 2.2,
     "recipe_with_value_embeddings": 2.4,
 }
+PARAMETERS = dict.fromkeys(MODELS, 100) | {"recipe_with_value_embeddings": 5_000_100}
 
 
 def row(label, tokens=100e6):
@@ -51,17 +53,19 @@ def result():
                 gap("recipe_with_value_embeddings", "recipe", -0.03),
             ]
         },
-        "runs": [
-            {"label": "recipe", "parameters_without_positions": 100},
-            {"label": "recipe_without_windows", "parameters_without_positions": 100},
-            {"label": "recipe_with_value_embeddings", "parameters_without_positions": 5_000_100},
-        ],
+        "runs": [],
     }
+
+
+def test_tables_count_as_parameters():
+    counts = count_parameters(["recipe", "recipe_with_untied_head", "recipe_with_smear"])
+    assert counts["recipe_with_untied_head"] - counts["recipe"] >= 50_257 * 768
+    assert counts["recipe_with_smear"] - counts["recipe"] == 769
 
 
 def test_a_slower_part_leaves_fewer_tokens_in_equal_time(result):
     assert loss_per_log_tokens(result) == pytest.approx(0.2)
-    windows, values = effects(result, SECONDS)
+    windows, values = effects(result, SECONDS, PARAMETERS)
     assert windows["part"] == PARTS["windows"].title and windows["in_recipe"]
     assert windows["time"] == pytest.approx(1 / 1.1)
     assert windows["same_time"]["nats"] == pytest.approx(0.02 - 0.2 * math.log(1.1))
@@ -73,23 +77,26 @@ def test_a_slower_part_leaves_fewer_tokens_in_equal_time(result):
 
 
 def test_table_and_picture_have_every_part(result):
-    table = parts_table({"effects": effects(result, SECONDS)})
+    table = parts_table({"effects": effects(result, SECONDS, PARAMETERS)})
     assert "| windows of 1,024 in three of four layers | yes | 3 | 0.0200 (" in table
     assert "| no | 3 | -0.0300 (-0.0400 to -0.0200) | 1.200 | 0.0065 (" in table
     assert table.rstrip().endswith("| +5.0M |")
-    drawn = [text.get_text() for text in draw({"effects": effects(result, SECONDS)}).axes[0].texts]
+    drawn = [
+        text.get_text()
+        for text in draw({"effects": effects(result, SECONDS, PARAMETERS)}).axes[0].texts
+    ]
     assert {"Parts of the recipe", "Candidates", "+0.020", "-0.030", "+0.006"} <= {*drawn}
 
 
 def test_equal_time_is_unknown_without_a_shorter_run(result):
     del result["comparisons"]["text"][0]
-    assert [effect["same_time"] for effect in effects(result, SECONDS)] == [None, None]
-    assert "| 1.200 | - |" in parts_table({"effects": effects(result, SECONDS)})
-    draw({"effects": effects(result, SECONDS)})
+    assert [effect["same_time"] for effect in effects(result, SECONDS, PARAMETERS)] == [None, None]
+    assert "| 1.200 | - |" in parts_table({"effects": effects(result, SECONDS, PARAMETERS)})
+    draw({"effects": effects(result, SECONDS, PARAMETERS)})
 
 
 def test_equal_time_is_unknown_where_no_time_was_measured(result):
-    windows, values = effects(result, {"recipe": 2.0, "recipe_without_windows": 2.2})
+    windows, values = effects(result, {"recipe": 2.0, "recipe_without_windows": 2.2}, PARAMETERS)
     assert windows["time"] is not None
     assert (values["time"], values["same_time"]) == (None, None)
     assert "| -0.0300 (-0.0400 to -0.0200) | - | - |" in parts_table({"effects": [values]})
@@ -98,8 +105,9 @@ def test_equal_time_is_unknown_where_no_time_was_measured(result):
 def test_a_part_of_the_same_steps_needs_no_time(result):
     gaps = result["comparisons"]["text"]
     gaps.append(gap("recipe_with_zero_init", "recipe", -0.01))
-    result["runs"].append({"label": "recipe_with_zero_init", "parameters_without_positions": 100})
-    (zero_init,) = (e for e in effects(result, {}) if e["part"] == CANDIDATES["zero_init"].title)
+    (zero_init,) = (
+        e for e in effects(result, {}, PARAMETERS) if e["part"] == CANDIDATES["zero_init"].title
+    )
     assert zero_init["time"] == 1.0
     assert zero_init["same_time"]["nats"] == pytest.approx(-0.01)
 
