@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .fused.layer_norm import add_layer_norm, add_rms_norm
     from .fused.linear import linear
     from .fused.mlp import mlp
+    from .fused.rotary import rotary_qkv
     from .mask import patterns
     from .mask.block_mask import BlockSparseMask
     from .mask.patterns import butterfly
@@ -32,6 +33,7 @@ __all__ = [
     "linear_cross_entropy",
     "mlp",
     "patterns",
+    "rotary_qkv",
 ]
 
 _MODULES = {
@@ -47,6 +49,7 @@ _MODULES = {
     "add_layer_norm": ".fused.layer_norm",
     "add_rms_norm": ".fused.layer_norm",
     "linear": ".fused.linear",
+    "rotary_qkv": ".fused.rotary",
 }
 
 

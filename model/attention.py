@@ -6,12 +6,17 @@ from operator import index
 import torch
 from torch import Tensor, nn
 
-from kernels import ContextGroup, context_attention, flash_attention, flash_attention_packed
+from kernels import (
+    ContextGroup,
+    context_attention,
+    flash_attention,
+    flash_attention_packed,
+    rotary_qkv,
+)
 from kernels.fused.linear import linear
 from kernels.mask.block_mask import BlockSparseMask
 from model.block_config import BlockConfig
 from model.cache import KVCache
-from model.positions import apply_rotary
 from model.residual import DeferredResidual, defer, normalise
 
 
@@ -63,8 +68,8 @@ class SelfAttention(nn.Module):
 
         Args:
             x: (B, T, C).
-            rotary: cos and sin for `apply_rotary`, each (T, D/2) or (B, T, D/2); None leaves q and
-                k unrotated.
+            rotary: cos and sin for `rotary_qkv`, each (T, D/2) or (B, T, D/2); None leaves q and k
+                unrotated.
             mask: blocks of keys that each block of queries may attend to; None means all. Layers
                 with full attention ignore it.
             doc_start: (B, T) int32, where each token's document begins. A token does not attend to
@@ -107,16 +112,9 @@ class SelfAttention(nn.Module):
             packed = qkv.view(B, T, 3, self.n_head, self.head_dim)
             out = flash_attention_packed(packed, impl=self.impl, **options)
         else:
-            heads = (self.n_head, self.n_kv_head, self.n_kv_head)
-            # (B, T, H or H_kv, D) each; views, because the kernels support any strides
-            q, k, v = qkv.view(B, T, sum(heads), self.head_dim).split(heads, dim=2)
+            q, k, v = self._split(qkv.view(B, T, -1, self.head_dim), rotary)
             if value_embedding is not None:
                 v = v + value_embedding.view(v.shape)
-            if self.q_norm is not None and self.k_norm is not None:
-                q = normalise(q, self.q_norm).to(q.dtype)
-                k = normalise(k, self.k_norm).to(k.dtype)
-            if rotary is not None:
-                q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
             if cache is not None:
                 k, v = cache.append(self.layer, k, v)  # T_k tokens; q is the last T of them
             if self.context is None:
@@ -126,6 +124,28 @@ class SelfAttention(nn.Module):
                 out = context_attention(q, k, v, context=self.context, impl=self.impl, **options)
         branch = linear(out.flatten(2), self.out_proj.weight)
         return defer(branch, self.out_proj.bias, self.resid_dropout)
+
+    def _split(
+        self, qkv: Tensor, rotary: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, normalised and rotated if they are to be, and values.
+
+        From (B, T, H + 2 H_kv, D) to (B, T, H or H_kv, D) each; some are views, because the
+        attention kernels support any strides.
+        """
+        if rotary is not None:
+            if self.q_norm is None or self.k_norm is None:
+                return rotary_qkv(qkv, self.n_kv_head, *rotary)
+            assert self.q_norm.eps is not None  # set by __init__
+            q_weight, k_weight, eps = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+            return rotary_qkv(
+                qkv, self.n_kv_head, *rotary, q_weight=q_weight, k_weight=k_weight, eps=eps
+            )
+        q, k, v = qkv.split((self.n_head, self.n_kv_head, self.n_kv_head), dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = normalise(q, self.q_norm).to(q.dtype)
+            k = normalise(k, self.k_norm).to(k.dtype)
+        return q, k, v
 
 
 def _draw_seed(device: torch.device) -> Tensor:

@@ -116,7 +116,7 @@ class Classifier(nn.Module):
             self._constant("rotary_sin", sin)
 
     def _rotary_at(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Build tables for `apply_rotary`; in a sequence, columns are positions, rows unused."""
+        """Build tables for `rotary_qkv`; in a sequence, columns are positions, rows unused."""
         config = self.config
         if config.rotary == "sequence":
             return rotary_tables(columns, config.head_dim, base=10_000.0)

@@ -20,6 +20,7 @@ from kernels.mask.block_mask import BlockSparseMask
 from model.block import INIT_STD, Block, init_linear_and_norm
 from model.cache import KVCache
 from model.config import ModelConfig
+from model.embedding import Embedding
 from model.memory import check_memory
 from model.residual import DeferredResidual, make_norm, normalise, resolve
 from model.rope import rope_tables
@@ -38,9 +39,9 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         check_memory(config, config.table_params + config.context_length * config.n_embd)
-        self.tok_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
+        self.tok_emb = Embedding(config.padded_vocab_size, config.n_embd)
         if config.positions == "learned":
-            self.pos_emb = nn.Embedding(config.context_length, config.n_embd)
+            self.pos_emb = Embedding(config.context_length, config.n_embd)
         else:
             self._make_rotary_tables()
         if config.smear:
@@ -62,7 +63,7 @@ class GPT(nn.Module):
             # One table for all layers, so that there is one lookup. Zeros draw no random numbers:
             # the other weights are those of a model without it.
             zeros = torch.zeros(config.padded_vocab_size, config.value_embedding_width)
-            self.value_emb = nn.Embedding.from_pretrained(zeros, freeze=False)
+            self.value_emb = Embedding.from_pretrained(zeros, freeze=False)
         self.context = ContextGroup()
         self._masks: dict[int, BlockSparseMask | None] = {}
         self._prepare_masks()

@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from kernels.fused.reference.rotary import apply_rotary
 from model.attention import SelfAttention
-from model.positions import apply_rotary
 
 _SEQUENCE = ((0, -1), (0, 1))
 _GRID = ((-1, 0), (1, 0), (0, -1), (0, 1))

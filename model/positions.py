@@ -1,8 +1,6 @@
 """Position embeddings: rotary, sinusoidal, and features of rows and columns.
 
-Rotary embeddings make attention scores depend on distance alone: Su et al., "RoFormer: Enhanced
-Transformer with Rotary Position Embedding" (arXiv 2104.09864). As in GPT-NeoX, dimension i is
-paired with dimension i + D/2. Shapes: B batch, T tokens, H heads, D head_dim.
+Shapes: B batch, T tokens, D head_dim.
 """
 
 import math
@@ -19,7 +17,7 @@ def rotary_frequencies(head_dim: int, base: float, device: torch.device | None =
 
 
 def rotary_tables(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Compute the cosines and sines of the angles by which `apply_rotary` rotates each position.
+    """Compute the cosines and sines of the angles by which `rotary_qkv` rotates each position.
 
     Args:
         positions: (T,) numbers, on the device of the tables.
@@ -39,29 +37,10 @@ def cos_and_sin(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]
     return angles.cos().float(), angles.sin().float()
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the pairs (x[..., i], x[..., i + D/2]) by the angles of their positions.
-
-    The dot product of a rotated query and a rotated key depends only on the difference of their
-    positions. Norms do not change.
-
-    Args:
-        x: (B, T, H, D) queries or keys, any floating dtype; computed in at least float32.
-        cos, sin: (T, D/2), or (B, T, D/2) if each row has its own positions.
-
-    Returns:
-        (B, T, H, D) in the dtype of x.
-    """
-    cos, sin = cos[..., None, :], sin[..., None, :]  # (..., T, 1, D/2): the same for every head
-    first, second = x.chunk(2, dim=-1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return rotated.to(x.dtype)
-
-
 def axial_rotary_tables(
     rows: Tensor, columns: Tensor, head_dim: int, min_wavelength: float, max_wavelength: float
 ) -> tuple[Tensor, Tensor]:
-    """Build tables for `apply_rotary` by row and column, so scores depend on their differences.
+    """Build tables for `rotary_qkv` by row and column, so scores depend on their differences.
 
     The first half of the pairs rotates by the row, the second half by the column. Both count
     pixels, so what is learned about neighbours also holds in a larger image. See Heo et al. 2024,

@@ -16,7 +16,7 @@ from model.yarn import FAST_TURNS, SLOW_TURNS, yarn_magnitude
 
 
 def rope_tables(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Compute the cosines and sines by which `apply_rotary` rotates each position.
+    """Compute the cosines and sines by which `rotary_qkv` rotates each position.
 
     Args:
         positions: (T,) integers, on the device of the tables.

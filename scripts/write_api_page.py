@@ -37,6 +37,7 @@ NAMES = {
     "fused/mlp": "mlp",
     "fused/layer_norm": "add_layer_norm add_rms_norm",
     "fused/linear": "linear",
+    "fused/rotary": "rotary_qkv",
 }
 """Names on the page, by their source file in kernels/."""
 

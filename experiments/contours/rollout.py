@@ -17,10 +17,10 @@ from data.lra.batches import PixelExamples
 from experiments.classifier_runs import read_run_config
 from experiments.contours.geometry import open_contours
 from kernels.fused.layer_norm import add_bias
+from kernels.fused.reference.rotary import apply_rotary
 from kernels.reference.standard import visible_keys
 from model.attention import SelfAttention
 from model.classifier import Classifier
-from model.positions import apply_rotary
 from model.residual import DeferredResidual
 from training.classification.config import ClassifyConfig
 from training.classification.scoring import read_best

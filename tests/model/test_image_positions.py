@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from kernels.fused.reference.rotary import apply_rotary
 from model.positions import (
-    apply_rotary,
     axial_rotary_tables,
     duplicate_gridwise,
     row_and_column_waves,

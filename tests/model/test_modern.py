@@ -1,11 +1,14 @@
 """Options of a GPT that GPT-2 does not have: grouped heads, windows, patterns, gates, norms."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from kernels.fused.embedding import _Embedding
+from kernels.fused.rotary import rotary_qkv
 from kernels.reference.standard import standard_attention
 from model.attention import SelfAttention
 from model.config import ModelConfig
@@ -70,6 +73,26 @@ def without_zeros(model: GPT) -> GPT:
         if not parameter.any():
             torch.nn.init.normal_(parameter)
     return model
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_the_kernels_of_queries_keys_and_tokens_have_the_gradients_of_the_reference(
+    qk_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    model = GPT(replace(MODERN, qk_norm=qk_norm, value_embedding_every=2))
+    expected = gradients(without_zeros(model))
+    kernels = partial(rotary_qkv, impl="triton")
+    monkeypatch.setattr("model.attention.rotary_qkv", kernels)
+    monkeypatch.setattr("model.embedding.embedding", _Embedding.apply)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def gradients(model: GPT) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(tokens(), tokens().roll(-1, 1)).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 @choices

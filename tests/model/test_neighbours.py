@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.fused.reference.rotary import apply_rotary
 from model.attention import SelfAttention
 from model.classifier import Classifier
 from model.classifier_config import ClassifierConfig
 from model.neighbours import neighbour_offsets
-from model.positions import apply_rotary
 
 W = 8
 T = W * W

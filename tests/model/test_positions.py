@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.positions import apply_rotary, gather_rows, rotary_tables
+from kernels.fused.reference.rotary import apply_rotary
+from model.positions import gather_rows, rotary_tables
 
 BASE = 10_000.0
 head_dims = st.integers(1, 64).map(lambda half: 2 * half)

@@ -11,12 +11,21 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.fused.triton import activation, adamw, cross_entropy, layer_norm, muon, sums
+from kernels.fused.triton import (
+    activation,
+    adamw,
+    cross_entropy,
+    layer_norm,
+    muon,
+    rotary,
+    sums,
+)
 from kernels.triton import merge
 from tests.kernels.triton.compile_kernels import registers_and_stack
 
 TILES = {"ROWS": activation.ROWS, "COLUMNS": activation.COLUMNS}
 LOSS = {"BLOCK_V": cross_entropy.BLOCK_V, "weights_ptr": None}
+ROTARY = ("half", "HALF", "ROWS", "NUM_STAGES")
 # name -> kernel, its constants, and its launch options
 KERNELS = {
     "adamw": (
@@ -86,6 +95,25 @@ KERNELS = {
         )
         for width in (1024, 2048)
     },
+    **{
+        f"rotary{name}, {head_dim}": (
+            kernel,
+            {
+                **{k: rotary.options_of(head_dim)[k] for k in ROTARY},
+                **({} if normalised else {"q_weight_ptr": None, "k_weight_ptr": None} | unused),
+            },
+            {"num_warps": rotary.NUM_WARPS},
+        )
+        for head_dim in (64, 128, 256)
+        for kernel, direction, without in (
+            (rotary.rotary_kernel, "", {}),
+            (rotary.rotary_bwd_kernel, "_bwd", {"qkv_ptr": None}),
+        )
+        for name, normalised, unused in (
+            (f"{direction}, normalised", True, {}),
+            (direction, False, without),
+        )
+    },
     "rms_norm_bwd": (
         layer_norm.layer_norm_bwd_kernel,
         {"BLOCK_C": 1024, "NUM_STAGES": layer_norm.NUM_STAGES, "mean_ptr": None},
@@ -97,6 +125,7 @@ FP32 = (
     *("mean_ptr", "rstd_ptr", "weight_ptr", "parts_ptr"),
     *("lse_ptr", "part_lse_ptr"),
     *("lr_ptr", "divisor_ptr", "skip_ptr", "eps", "weight_decay", "factors_ptr"),
+    *("cos_ptr", "sin_ptr", "q_weight_ptr", "k_weight_ptr"),
 )
 MULTIPLES_OF_16 = (
     *("width", "logits_stride", "n_columns", "parts_stride"),
