@@ -1,9 +1,15 @@
-"""Values of settings that earlier versions wrote into files, and the settings they are now."""
+"""Settings that earlier versions wrote into files, and what they are now."""
 
 from typing import Any
 
 KEYS = ("model.attention", "model.rope_scaling")
-"""Settings with such values."""
+"""Settings with values that are now called otherwise."""
+REMOVED = {
+    "optim.orthogonalization": "newton_schulz",
+    "optim.cautious_decay": False,
+    "optim.z_loss": 0.0,
+}
+"""Removed settings, and the value at which each had no effect: files may still have it."""
 
 
 def current_settings(key: str, value: Any) -> dict[str, Any]:
@@ -25,7 +31,7 @@ def in_words(key: str, value: Any) -> str:
 
 
 def with_current_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a file, by section, with its earlier values replaced."""
+    """Return the values of a file, by section, with its earlier values replaced or left out."""
     for key in KEYS:
         section, _, name = key.rpartition(".")
         settings = values.get(section)
@@ -33,4 +39,9 @@ def with_current_settings(values: dict[str, Any]) -> dict[str, Any]:
             current = current_settings(key, settings[name])
             renamed = {k.removeprefix(f"{section}."): v for k, v in current.items()}
             values = values | {section: settings | renamed}
+    for key, without_effect in REMOVED.items():
+        section, _, name = key.rpartition(".")
+        settings = values.get(section)
+        if isinstance(settings, dict) and settings.get(name) == without_effect:
+            values = values | {section: {k: v for k, v in settings.items() if k != name}}
     return values

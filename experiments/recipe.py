@@ -126,11 +126,10 @@ def loss_per_log_tokens(result: Result) -> float | None:
 
 def overview(result: Result) -> Result:
     """Result without the models of single parts."""
-    parts = {**WITHOUT, **WITH}.keys()
 
     def without_parts(name: str) -> dict[str, list[Row]]:
         return {
-            corpus: [row for row in rows if not parts & {row["label"], row.get("to_label")}]
+            corpus: [row for row in rows if {row["label"], row.get("to_label")} <= {*BASE, None}]
             for corpus, rows in result[name].items()
         }
 

@@ -128,7 +128,6 @@ class GPT(nn.Module):
         *,
         doc_start: Tensor | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
-        z_loss: float = 0.0,
     ) -> Tensor:
         """Compute logits or, if targets are given, the cross-entropy loss.
 
@@ -141,7 +140,6 @@ class GPT(nn.Module):
             reduction: "mean" over the targets that are not ignored, their "sum", or "none" for the
                 loss of each target, which is 0 if ignored. "none" computes logits in float32, also
                 under autocast.
-            z_loss: weight of lse^2 in the loss of a target, as in `linear_cross_entropy`.
 
         Returns:
             Without targets, logits (B, T, V). With targets, the loss in nats, in float32 (float64
@@ -161,7 +159,7 @@ class GPT(nn.Module):
                 f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: "
                 "each of the last tokens needs one target (-100 to ignore it)."
             )
-        return self._loss(x, pending, targets, reduction, z_loss)
+        return self._loss(x, pending, targets, reduction)
 
     def _loss(
         self,
@@ -169,7 +167,6 @@ class GPT(nn.Module):
         pending: DeferredResidual | None,
         targets: Tensor,
         reduction: Literal["mean", "sum", "none"],
-        z_loss: float,
     ) -> Tensor:
         """Compute the loss that `forward` returns, from the last block's output."""
         hidden = self._normalised(x, pending)[:, -targets.shape[1] :]
@@ -186,7 +183,6 @@ class GPT(nn.Module):
                 reduction=reduction,
                 vocab_size=self.config.vocab_size,
                 softcap=self.config.logit_softcap,
-                z_loss=z_loss,
             )
 
     def hidden(

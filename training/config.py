@@ -180,13 +180,6 @@ class AdamWConfig:
     embeddings; min_lr and weight decay scale with it. It follows the schedule of lr. null: lr."""
     momentum: float = 0.95
     """Muon and NorMuon only: decay rate of the running mean of gradients, in [0, 1)."""
-    orthogonalization: Literal["newton_schulz", "polar_express"] = "newton_schulz"
-    """Muon and NorMuon only: polynomials that orthogonalize an update in five iterations. All are
-    the same in newton_schulz; in polar_express each suits its iteration, and singular values end
-    nearer to 1 (Amsel et al. 2025, arXiv 2505.16932)."""
-    cautious_decay: bool = False
-    """Muon and NorMuon only: decay a weight of a matrix only in steps whose update also moves it
-    towards 0 (Chen et al. 2025, arXiv 2510.12402)."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment, each in [0, 1). NorMuon averages the
     squares of rows at the second rate."""
@@ -201,17 +194,11 @@ class AdamWConfig:
             if (rate := getattr(self, name)) is not None and not 0 < rate < math.inf:
                 raise ValueError(f"optim.{name}={rate} must be a finite number above 0")
         check_choices(self, "optim")
-        if self.name == "adamw":
-            for name, default in (
-                ("adamw_lr", None),
-                ("orthogonalization", "newton_schulz"),
-                ("cautious_decay", False),
-            ):
-                if getattr(self, name) != default:
-                    raise ValueError(
-                        f"optim.{name}={getattr(self, name)} has no effect with optim.name=adamw. "
-                        "Remove it, or set optim.name=muon"
-                    )
+        if self.name == "adamw" and self.adamw_lr is not None:
+            raise ValueError(
+                f"optim.adamw_lr={self.adamw_lr} has no effect with optim.name=adamw. Remove it, "
+                "or set optim.name=muon"
+            )
         if not 0 <= self.momentum < 1:
             raise ValueError(f"optim.momentum={self.momentum} must be in [0, 1)")
         if not all(0 <= beta < 1 for beta in self.betas):

@@ -1,8 +1,6 @@
 """Muon and NorMuon: orthogonalized updates of matrices, AdamW for all other parameters."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,25 +12,9 @@ from training.adamw import AdamW, lr_on
 from training.distributed import local_tensor
 from training.sharded_muon import apply_to_whole, batch_size, sum_over_shards
 
-Polynomial = tuple[float, float, float]
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients a, b, c of a s + b s^3 + c s^5, applied to each singular value s."""
-
-# Amsel et al. 2025 (arXiv 2505.16932): each polynomial is the closest to 1 on the interval that the
-# ones before leave, from [0.001, 1] on.
-_POLAR_EXPRESS = (
-    (8.28721201814563, -23.595886519098837, 17.300387312530933),
-    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
-    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
-    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
-    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
-)
-_SAFETY = 1.01  # room for rounding: a singular value above the interval may grow without bound
-POLYNOMIALS: dict[str, tuple[Polynomial, ...]] = {
-    "newton_schulz": ((3.4445, -4.7750, 2.0315),) * 5,
-    "polar_express": tuple(
-        (a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS
-    ),
-}
+_STEPS = 5
 _EPS = 1e-7
 _BATCH_ELEMENTS = 2**26
 """Elements that a process updates at once, unless a matrix has more. The temporary tensors of a
@@ -43,8 +25,7 @@ _RMS = 0.2  # typical root mean square of AdamW's updates
 class Muon(AdamW):
     """Muon for parameter groups with `momentum`, which must be matrices; AdamW for other groups.
 
-    Such a group may also have `normalize_rows` (NorMuon), `orthogonalization`, a key of
-    POLYNOMIALS, and `cautious_decay`; see `AdamWConfig`.
+    Such a group may also have `normalize_rows` (NorMuon); see `AdamWConfig`.
     """
 
     def __init__(self, groups: Any, **settings: Any) -> None:
@@ -58,8 +39,6 @@ class Muon(AdamW):
         for group in self.param_groups:
             group.setdefault("momentum", None)
             group.setdefault("normalize_rows", False)
-            group.setdefault("orthogonalization", "newton_schulz")
-            group.setdefault("cautious_decay", False)
             shapes = [tuple(p.shape) for p in group["params"] if p.dim() != 2]
             if group["momentum"] is not None and shapes:
                 raise ValueError(
@@ -108,11 +87,10 @@ class Muon(AdamW):
             self._updates[first, impl] = module_of(impl, "muon").MuonUpdate()
         parts = self._updates[first, impl]
         y = parts.momentum(grads, buffers, momentum=group["momentum"], divisor=divisor, skip=skip)
-        function = partial(orthogonalize, polynomials=POLYNOMIALS[group["orthogonalization"]])
-        y = apply_to_whole(function, y, first)
+        y = apply_to_whole(orthogonalize, y, first)
         casts, factors = find_casts(weights), _row_factors(group, y, states, first, skip)
-        settings = {"weight_decay": group["weight_decay"], "cautious": group["cautious_decay"]}
-        parts.apply(weights, casts, y, factors, lr=lr_on(device, group), skip=skip, **settings)
+        lr, weight_decay = lr_on(device, group), group["weight_decay"]
+        parts.apply(weights, casts, y, factors, lr=lr, weight_decay=weight_decay, skip=skip)
         mark_written(weights, casts)
 
     def _state_of(self, weight: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
@@ -146,17 +124,13 @@ def _row_factors(
     return factors * (_RMS * (rows * columns) ** 0.5 / size.clamp(min=_EPS))
 
 
-def orthogonalize(x: Tensor, polynomials: Sequence[Polynomial]) -> Tensor:
-    """Approximate U V^T of the singular value decomposition x = U S V^T, in bfloat16.
-
-    Args:
-        x: (B, M, N), floating.
-        polynomials: applied in this order to the singular values, which start at 1 or below.
-    """
+def orthogonalize(x: Tensor) -> Tensor:
+    """Approximate U V^T of the singular value decomposition x = U S V^T, (B, M, N), in bfloat16."""
     wide = x.shape[-2] <= x.shape[-1]
     y = x.bfloat16() if wide else x.bfloat16().mT
     y = y / y.norm(dim=(-2, -1), keepdim=True).clamp(min=_EPS)
-    for a, b, c in polynomials:
+    a, b, c = _NEWTON_SCHULZ
+    for _ in range(_STEPS):
         gram = y @ y.mT
         y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
     return y if wide else y.mT

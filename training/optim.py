@@ -83,8 +83,6 @@ def make_optimizer(model: nn.Module, config: AdamWConfig, *, capturable: bool = 
             "lr_scale": 1.0,
             "momentum": config.momentum,
             "normalize_rows": config.name == "normuon",
-            "orthogonalization": config.orthogonalization,
-            "cautious_decay": config.cautious_decay,
         }
         groups.append({"params": hidden, "weight_decay": config.weight_decay, **muon})
     for group in groups:

@@ -27,15 +27,8 @@ PARTS = {
     "qk_norm": Part("queries and keys normalised", ("model.qk_norm=false",)),
     "relu_squared": Part("squared ReLU instead of GELU", ("model.mlp=gelu",)),
     "softcap": Part("logits bounded by 15", ("model.logit_softcap=null",)),
-    "orthogonal_updates": Part(
-        "NorMuon instead of AdamW",
-        ("optim.name=adamw", "optim.orthogonalization=newton_schulz", "optim.cautious_decay=false"),
-    ),
+    "orthogonal_updates": Part("NorMuon instead of AdamW", ("optim.name=adamw",)),
     "row_norms": Part("NorMuon instead of Muon", ("optim.name=muon",)),
-    "polar_express": Part(
-        "Polar Express instead of Newton-Schulz", ("optim.orthogonalization=newton_schulz",)
-    ),
-    "cautious_decay": Part("cautious weight decay", ("optim.cautious_decay=false",)),
 }
 """Parts that the recipe has."""
 
@@ -55,7 +48,6 @@ CANDIDATES = {
         ("model.context_schedule=[[512,0.25],[1024,0.5],[4096,0.25]]",),
     ),
     "zero_init": Part("blocks start as the identity", ("model.zero_init=true",), same_steps=True),
-    "z_loss": Part("z-loss of 1e-4", ("optim.z_loss=1e-4",)),
     "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",), same_steps=True),
     "lower_adamw_lr": Part(
         "AdamW's learning rate 1e-3 instead of 3e-3", ("optim.adamw_lr=1e-3",), same_steps=True

@@ -148,7 +148,7 @@ def step_of(config: TrainConfig, processes: Processes, *batch: Tensor) -> Step:
     _, parallel = compile_and_wrap(model, config.run, processes, n_shapes=1)
     stay = weights_are_static(model)
     activations = partial(autocast, config.run.dtype, processes.device, cache_casts=stay)
-    loss = partial(language_loss, activations, z_loss=config.optim.z_loss)
+    loss = partial(language_loss, activations)
     learn = partial(train_step, loss, parallel, finite)
     take = GraphedStep(learn, optimizer, processes.device, capture=captured, cache_casts=stay)
 

@@ -46,6 +46,16 @@ def test_a_renamed_value_is_read_from_files_and_suggested_on_the_command_line(tm
         load_config([QUICKSTART, "model.attention=unfused"])
 
 
+def test_a_removed_setting_is_read_from_files_where_it_had_no_effect():
+    config = load_config([QUICKSTART])
+    record = asdict(config)
+    record["optim"] |= {"z_loss": 0.0, "cautious_decay": False}
+    assert from_record(TrainConfig, record, "a checkpoint") == config
+    record["optim"]["z_loss"] = 1e-4
+    with pytest.raises(ConfigError, match=r"optim\.z_loss is not a setting"):
+        from_record(TrainConfig, record, "a checkpoint")
+
+
 @pytest.mark.parametrize(("factor", "kind"), [(1, "none"), (1.0, "none"), (2.5, "linear")])
 def test_an_earlier_rope_scaling_is_read_from_files(tmp_path, factor, kind):
     rotary = [QUICKSTART, "model.positions=rotary"]

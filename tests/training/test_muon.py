@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from kernels.fused.cast_cache import CastCache, cast_weight
 from training.adamw import AdamW
 from training.language.config import OptimConfig
-from training.muon import POLYNOMIALS, Muon, orthogonalize
+from training.muon import Muon, orthogonalize
 from training.optim import make_optimizer
 from training.step import GraphedStep
 
@@ -53,33 +53,16 @@ def test_muon_steps_match_pytorch(impl: str) -> None:
     assert not torch.allclose(ours[0], weights()[0], atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"), [("newton_schulz", 0.6, 1.3), ("polar_express", 0.8, 1.15)]
-)
 @pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16), (1, 9, 9)])
-def test_singular_values_end_near_one(
-    shape: tuple[int, ...], name: str, low: float, high: float
-) -> None:
-    polynomials = POLYNOMIALS[name]
+def test_singular_values_end_near_one(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    y = orthogonalize(x, polynomials).float()
+    y = orthogonalize(x).float()
     values = torch.linalg.svdvals(y)
-    assert values.min() > low and values.max() < high
+    assert values.min() > 0.6 and values.max() < 1.3
     u, _, v = torch.linalg.svd(x, full_matrices=False)
     near = u @ v
-    assert ((y - near).norm() / near.norm()) < (0.35 if name == "newton_schulz" else 0.15)
-    assert orthogonalize(torch.zeros(1, 4, 4), polynomials).abs().max() == 0
-
-
-def test_polar_express_reaches_smaller_singular_values() -> None:
-    s = torch.tensor([0.002, 0.01, 0.1, 0.5, 1.0], dtype=torch.float64)
-    ends = []
-    for polynomials in POLYNOMIALS.values():
-        end = s
-        for a, b, c in polynomials:
-            end = a * end + b * end**3 + c * end**5
-        ends.append((end - 1).abs().max())
-    assert ends[1] < 0.2 < ends[0]
+    assert ((y - near).norm() / near.norm()) < 0.35
+    assert orthogonalize(torch.zeros(1, 4, 4)).abs().max() == 0
 
 
 @IMPLS
@@ -108,28 +91,11 @@ def test_normuon_normalises_the_rows_of_the_update(impl: str) -> None:
     assert optimizer.state[ours[0]]["row_squares"].shape == (24, 1)
 
 
-@IMPLS
-def test_cautious_decay_spares_weights_that_grow(impl: str) -> None:
-    ours, free, plain = weights(), weights(), weights()
-    before = [p.detach().clone() for p in ours]
-    for parameters, settings in (
-        (ours, {"cautious_decay": True}),
-        (free, {"weight_decay": 0.0}),
-        (plain, {}),
-    ):
-        give_gradients(parameters, 0)
-        muon(parameters, impl, **settings).step()
-    for p, without, decayed, was in zip(ours, free, plain, before, strict=True):
-        shrinks = was * (was - without) > 0
-        assert 0 < shrinks.sum() < shrinks.numel()
-        torch.testing.assert_close(p, torch.where(shrinks, decayed, without))
-
-
 def test_settings_reach_the_optimizer() -> None:
     model = nn.ModuleDict({"blocks": nn.Linear(3, 2), "head": nn.Linear(3, 2)})
     settings = {"max_steps": 10, "batch_tokens": 64, "micro_batch_size": 1, "betas": (0.8, 0.9)}
     for name, normalize in (("muon", False), ("normuon", True)):
-        chosen = {"orthogonalization": "polar_express", "cautious_decay": True, "momentum": 0.7}
+        chosen = {"momentum": 0.7}
         optimizer = make_optimizer(model, OptimConfig(name=name, **settings, **chosen))
         (group,) = (g for g in optimizer.param_groups if g["momentum"] is not None)
         assert group["params"] == [model["blocks"].weight]
@@ -217,14 +183,14 @@ def test_weights_that_the_kernels_do_not_support() -> None:
         with pytest.raises(ValueError, match=f"impl='triton' cannot serve this call: .*{reason}"):
             muon([weight], "triton").step()
         for some in (False, True):
-            muon([weight], normalize_rows=some, cautious_decay=some).step()
+            muon([weight], normalize_rows=some).step()
         # Each update has a root mean square of about 0.2 * lr = 0.004; decay is much smaller.
         change = (weight - before).float().square().mean().sqrt()
         assert 0.004 < change < 0.012 and weight.dtype == before.dtype
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("settings", [{}, {"normalize_rows": True, "cautious_decay": True}])
+@pytest.mark.parametrize("settings", [{}, {"normalize_rows": True}])
 def test_graphed_steps(settings: dict[str, Any], device: str) -> None:
     """Replays read the address tables of their capture, also after steps on other addresses."""
     results: list[list[Tensor]] = []

@@ -103,7 +103,7 @@ def count_matrices(mesh: DeviceMesh, rank: int) -> None:
         (
             3,
             2**25,
-            [{}, {"normalize_rows": True}, {"impl": "triton", "cautious_decay": True}],
+            [{}, {"normalize_rows": True}, {"impl": "triton"}],
         ),
     ],
 )

@@ -29,17 +29,9 @@ class OptimConfig(AdamWConfig):
     """Tokens per step and their shares of max_steps: [[131072, 0.2], [524288, 0.8]] takes a quarter
     of the tokens in each of the first steps. The last one is batch_tokens. []: batch_tokens
     throughout."""
-    z_loss: float = 0.0
-    """Weight of the squared log-sum-exp of the logits in the training loss, which keeps logits from
-    drifting (PaLM, arXiv 2204.02311): 1e-4, for example. The recorded training loss includes it,
-    validation losses do not."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.z_loss < math.inf:
-            raise ValueError(
-                f"optim.z_loss={self.z_loss} must be a finite number of at least 0. Try 1e-4"
-            )
         check_positive(self, "optim", "batch_tokens", "micro_batch_size")
         if self.batch_schedule:
             self._check_batch_schedule()

@@ -137,7 +137,7 @@ class LanguageTask:
         return sum(stage.last_step <= step for stage in self._stages[:-1])
 
     def loss(self, stage: int) -> LossOf:
-        return partial(language_loss, self._activations, z_loss=self._config.optim.z_loss)
+        return partial(language_loss, self._activations)
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         """Tokens, targets and, with a document mask, doc_start: (M, B, T) each, M micro-batches."""
@@ -243,20 +243,17 @@ def language_loss(
     tokens: Tensor,
     targets: Tensor,
     doc_start: Tensor | None = None,
-    *,
-    z_loss: float = 0.0,
 ) -> tuple[Tensor]:
     """Mean loss over the tokens of a micro-batch, nats.
 
     Args:
         activations: creates the context of the forward pass.
-        model: called as model(tokens, targets, doc_start=doc_start, z_loss=z_loss).
+        model: called as model(tokens, targets, doc_start=doc_start).
         tokens, targets: (B, T) int64.
         doc_start: (B, T) int32, or None.
-        z_loss: as in `GPT.forward`.
     """
     with activations():
-        return (model(tokens, targets, doc_start=doc_start, z_loss=z_loss),)
+        return (model(tokens, targets, doc_start=doc_start),)
 
 
 @torch.no_grad()

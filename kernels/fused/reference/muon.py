@@ -35,7 +35,7 @@ class MuonUpdate:
 
     def apply(
         self, weights: list[Tensor], casts: list[Tensor | None], update: Tensor, factors: Tensor,
-        *, lr: Tensor, weight_decay: float, cautious: bool, skip: Tensor | None,
+        *, lr: Tensor, weight_decay: float, skip: Tensor | None,
     ) -> None:  # fmt: skip
         """Decay the weights and subtract the update.
 
@@ -46,16 +46,11 @@ class MuonUpdate:
             factors: (B, M, 1) fp32, positive; rows of the update are multiplied by them and by lr.
             lr: () fp32.
             weight_decay: share of a weight that is subtracted, before it is multiplied by lr.
-            cautious: decay only the weights that the update moves towards 0.
             skip: () fp32; unless it is 0, nothing changes. None: 0.
         """
         old = torch.stack(weights)
-        update = update * (factors * lr)
-        shrinks = old * update > 0 if cautious else None
         new = old * (1 - lr * weight_decay)
-        if shrinks is not None:
-            torch.where(shrinks, new, old, out=new)
-        new -= update
+        new -= update * (factors * lr)
         _write(weights, old, new, skip)
         for weight, cast in zip(weights, casts, strict=True):
             if cast is not None:

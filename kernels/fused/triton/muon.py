@@ -56,7 +56,6 @@ def apply_kernel(
     lr_ptr,  # () fp32
     skip_ptr,  # () fp32: change nothing unless it is 0; None: 0
     weight_decay, n_rows, n_columns, batch_stride, row_stride, column_stride,
-    CAUTIOUS: tl.constexpr,  # decay only weights that the update moves towards 0
     CAST: tl.constexpr,  # dtype of casts; None: there are none
     ALIGNED: tl.constexpr,  # 16 bytes divide all addresses, so loads are vectorised
     TILE: tl.constexpr,
@@ -78,10 +77,7 @@ def apply_kernel(
     w = tl.load(weights, inside, other=0.0)
     y = tl.load(update_ptr + i * row_stride + j * column_stride, inside, other=0.0).to(tl.float32)
     y *= tl.load(factors_ptr + i, rows, other=0.0) * lr
-    decayed = w * (1.0 - lr * weight_decay)
-    if CAUTIOUS:
-        decayed = tl.where(w * y > 0.0, decayed, w)
-    w = decayed - y
+    w = w * (1.0 - lr * weight_decay) - y
     # A skipped step masks its stores, as above. A bound on rows does not affect vectorisation.
     if skip_ptr is not None:
         inside = inside & (i < tl.where(tl.load(skip_ptr) == 0.0, TILE, 0))
@@ -125,7 +121,7 @@ class MuonUpdate:
 
     def apply(
         self, weights: Sequence[Tensor], casts: Sequence[Tensor | None], update: Tensor,
-        factors: Tensor, *, lr: Tensor, weight_decay: float, cautious: bool, skip: Tensor | None,
+        factors: Tensor, *, lr: Tensor, weight_decay: float, skip: Tensor | None,
     ) -> None:  # fmt: skip
         """Subtract the update, (B, M, N) bf16 in any strides, times a factor per row, (B, M, 1)."""
         n_matrices, n_rows, n_columns = update.shape
@@ -136,7 +132,7 @@ class MuonUpdate:
         with torch.cuda.device_of(update):
             apply_kernel[grid](
                 self._tables[1].update(tensors, update.device), update, factors.contiguous(), lr,
-                skip, weight_decay, n_rows, n_columns, *update.stride(), CAUTIOUS=cautious,
+                skip, weight_decay, n_rows, n_columns, *update.stride(),
                 CAST=dtype_of(casts), ALIGNED=are_aligned(tensors), TILE=TILE,
                 num_warps=NUM_WARPS, enable_fp_fusion=True,
             )  # fmt: skip

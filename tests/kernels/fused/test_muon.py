@@ -67,8 +67,7 @@ def test_momenta(shape, first, divided, impl, device):
         ((65, 130), "transposed", 1),
     ],
 )
-@pytest.mark.parametrize("cautious", [False, True])
-def test_updates_of_weights(shape, layout, first, cautious, impl, device):
+def test_updates_of_weights(shape, layout, first, impl, device):
     weights = matrices(3, shape, 0, device, first)
     weights[0][0, 0] = 0.0
     y = random(3, *shape, seed=1, device=device).bfloat16()
@@ -76,13 +75,11 @@ def test_updates_of_weights(shape, layout, first, cautious, impl, device):
     factors = random(3, shape[0], 1, seed=2, device=device).abs() + 0.5
     casts = [torch.full_like(w, 9.0, dtype=torch.float16) for w in weights]
     w, update = torch.stack(weights).double(), y.double() * factors.double()
-    decayed = w * (1 - 0.02 * 0.3)
-    expected = torch.where(w * update > 0, decayed, w) if cautious else decayed
-    expected -= 0.02 * update
+    expected = w * (1 - 0.02 * 0.3) - 0.02 * update
     before = [weight._version for weight in weights]
     module_of(impl, "muon").MuonUpdate().apply(
         weights, [casts[0], None, casts[2]], strided(y, layout), factors,
-        lr=torch.tensor(0.02, device=device), weight_decay=0.3, cautious=cautious,
+        lr=torch.tensor(0.02, device=device), weight_decay=0.3,
         skip=torch.tensor(0.0, device=device),
     )  # fmt: skip
     torch.testing.assert_close(torch.stack(weights).double(), expected, rtol=1e-6, atol=1e-7)
@@ -106,7 +103,7 @@ def test_skipped_steps_change_nothing(impl, device):
     # It is defined, so that its products are.
     assert batch[0].isfinite().all() and batch[1].isfinite().sum() >= 65 * 70 - 1
     factors = torch.full((2, 65, 1), nan, device=device)
-    update.apply(weights, casts, batch, factors, lr=lr, weight_decay=0.3, cautious=False, skip=skip)
+    update.apply(weights, casts, batch, factors, lr=lr, weight_decay=0.3, skip=skip)
     for x, old in zip((*grads, *buffers, *weights, *casts), kept, strict=True):
         torch.testing.assert_close(x, old, rtol=0, atol=0, equal_nan=True)
 
@@ -118,7 +115,7 @@ def test_shards_without_rows(impl):
     assert batch.shape == (2, 0, 8) and batch.dtype == torch.bfloat16
     update.apply(
         empty, [None, None], batch, torch.zeros(2, 0, 1),
-        lr=torch.tensor(0.1), weight_decay=0.1, cautious=True, skip=None,
+        lr=torch.tensor(0.1), weight_decay=0.1, skip=None,
     )  # fmt: skip
 
 

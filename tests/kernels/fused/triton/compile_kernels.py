@@ -42,8 +42,7 @@ KERNELS = {
     **{
         f"muon, apply, {contiguous}": (
             muon.apply_kernel,
-            {contiguous: 1, "CAUTIOUS": True, "CAST": tl.bfloat16}
-            | {"ALIGNED": True, "TILE": muon.TILE},
+            {contiguous: 1, "CAST": tl.bfloat16} | {"ALIGNED": True, "TILE": muon.TILE},
             {"num_warps": muon.NUM_WARPS},
         )
         for contiguous in ("column_stride", "row_stride")
