@@ -1,6 +1,7 @@
 """Muon and NorMuon: orthogonalized updates of matrices, AdamW for all other parameters."""
 
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,11 +11,9 @@ from kernels.fused.cast_cache import find_casts, mark_written
 from kernels.fused.dispatch import module_of
 from training.adamw import AdamW, lr_on
 from training.distributed import local_tensor
+from training.orthogonalize import orthogonalize
 from training.sharded_muon import apply_to_whole, batch_size, sum_over_shards
 
-_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients a, b, c of a s + b s^3 + c s^5, applied to each singular value s."""
-_STEPS = 5
 _EPS = 1e-7
 _BATCH_ELEMENTS = 2**26
 """Elements that a process updates at once, unless a matrix has more. The temporary tensors of a
@@ -87,7 +86,7 @@ class Muon(AdamW):
             self._updates[first, impl] = module_of(impl, "muon").MuonUpdate()
         parts = self._updates[first, impl]
         y = parts.momentum(grads, buffers, momentum=group["momentum"], divisor=divisor, skip=skip)
-        y = apply_to_whole(orthogonalize, y, first)
+        y = apply_to_whole(partial(orthogonalize, impl=impl), y, first)
         casts, factors = find_casts(weights), _row_factors(group, y, states, first, skip)
         lr, weight_decay = lr_on(device, group), group["weight_decay"]
         parts.apply(weights, casts, y, factors, lr=lr, weight_decay=weight_decay, skip=skip)
@@ -122,15 +121,3 @@ def _row_factors(
     factors = 1 / means.sqrt().clamp(min=_EPS)
     size = sum_over_shards((norms * factors).square().sum(1, keepdim=True), weight).sqrt()
     return factors * (_RMS * (rows * columns) ** 0.5 / size.clamp(min=_EPS))
-
-
-def orthogonalize(x: Tensor) -> Tensor:
-    """Approximate U V^T of the singular value decomposition x = U S V^T, (B, M, N), in bfloat16."""
-    wide = x.shape[-2] <= x.shape[-1]
-    y = x.bfloat16() if wide else x.bfloat16().mT
-    y = y / y.norm(dim=(-2, -1), keepdim=True).clamp(min=_EPS)
-    a, b, c = _NEWTON_SCHULZ
-    for _ in range(_STEPS):
-        gram = y @ y.mT
-        y = torch.baddbmm(y, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), y, beta=a)
-    return y if wide else y.mT

@@ -21,7 +21,7 @@ def apply_to_whole(function: Callable[[Tensor], Tensor], shards: Tensor, weight:
     capture it.
 
     Args:
-        function: maps a batch of matrices (B, M, N) in bfloat16 to one of the same shape and dtype.
+        function: maps a batch of matrices (B, M, N) in bfloat16 to one of the same shape.
             Matrices of zeros may be added to the batch; their results are not used.
         shards: (B, m, N), the m of M rows that this process has; sent in bfloat16.
         weight: (M, N), sharded like each of these matrices. If it is not a DTensor, neither are
@@ -46,11 +46,12 @@ def apply_to_whole(function: Callable[[Tensor], Tensor], shards: Tensor, weight:
     # they are sent. The rows that arrive are sorted by sender, then by matrix.
     rows = _exchange(sent, group).view(n_processes, n_each, n_rows, columns)
     whole = rows.transpose(0, 1).reshape(n_each, n_processes * n_rows, columns)
+    del rows, sent  # `function` needs memory
     results = function(whole[:, : weight.shape[0]])
     if cut := n_processes * n_rows - weight.shape[0]:
         results = pad(results, (0, 0, 0, cut))
     rows = results.view(n_each, n_processes, n_rows, columns).transpose(0, 1)
-    return _exchange(rows.reshape(sent.shape), group)[:n_matrices, :n_own]
+    return _exchange(rows.flatten(0, 1), group)[:n_matrices, :n_own]
 
 
 def sum_over_shards(x: Tensor, weight: Tensor) -> Tensor:

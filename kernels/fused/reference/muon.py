@@ -42,7 +42,7 @@ class MuonUpdate:
         Args:
             weights: (M, N) each, written.
             casts: for each weight, its cast, written as well, or None.
-            update: (B, M, N) bf16, in any strides.
+            update: (B, M, N) floating, in any strides.
             factors: (B, M, 1) fp32, positive; rows of the update are multiplied by them and by lr.
             lr: () fp32.
             weight_decay: share of a weight that is subtracted, before it is multiplied by lr.

@@ -51,7 +51,7 @@ def momentum_kernel(
 @triton.jit
 def apply_kernel(
     addresses_ptr,  # (B, 2) int64, addresses of: weight, cast (0: none)
-    update_ptr,  # (B, M, N) bf16, any strides
+    update_ptr,  # (B, M, N) floating, any strides
     factors_ptr,  # (B, M) fp32
     lr_ptr,  # () fp32
     skip_ptr,  # () fp32: change nothing unless it is 0; None: 0
@@ -60,7 +60,7 @@ def apply_kernel(
     ALIGNED: tl.constexpr,  # 16 bytes divide all addresses, so loads are vectorised
     TILE: tl.constexpr,
 ):  # fmt: skip
-    # Square tiles, because updates of tall matrices are transposed: their columns are contiguous.
+    # Square tiles, because an update may have contiguous rows or contiguous columns.
     matrix = tl.program_id(2).to(tl.int64)
     first_row, first_column = tl.program_id(1) * TILE, tl.program_id(0) * TILE
     i, j = tl.arange(0, TILE)[:, None], tl.arange(0, TILE)[None, :]
@@ -123,7 +123,7 @@ class MuonUpdate:
         self, weights: Sequence[Tensor], casts: Sequence[Tensor | None], update: Tensor,
         factors: Tensor, *, lr: Tensor, weight_decay: float, skip: Tensor | None,
     ) -> None:  # fmt: skip
-        """Subtract the update, (B, M, N) bf16 in any strides, times a factor per row, (B, M, 1)."""
+        """Subtract the update, (B, M, N) in any strides, times a factor per row, (B, M, 1)."""
         n_matrices, n_rows, n_columns = update.shape
         if update.numel() == 0:
             return

@@ -19,6 +19,7 @@ from kernels.fused.triton import (
     muon,
     rotary,
     sums,
+    symmetric,
 )
 from kernels.triton import merge
 from tests.kernels.triton.compile_kernels import registers_and_stack
@@ -46,6 +47,15 @@ KERNELS = {
             {"num_warps": muon.NUM_WARPS},
         )
         for contiguous in ("column_stride", "row_stride")
+    },
+    **{
+        f"symmetric, {contiguous}": (
+            symmetric.symmetric_kernel,
+            {f"a_{contiguous}": 1, f"b_{contiguous}": 1}
+            | {"TILE": symmetric.TILE, "BLOCK_K": symmetric.BLOCK_K},
+            {"num_warps": symmetric.NUM_WARPS, "num_stages": symmetric.NUM_STAGES},
+        )
+        for contiguous in ("inner_stride", "row_stride")
     },
     "add_parts": (sums.add_parts_kernel, {"ROWS": sums.ROWS, "COLUMNS": sums.COLUMNS}, {}),
     **{
@@ -124,11 +134,15 @@ FP32 = (
     *("mean_ptr", "rstd_ptr", "weight_ptr", "parts_ptr"),
     *("lse_ptr", "part_lse_ptr"),
     *("lr_ptr", "divisor_ptr", "skip_ptr", "eps", "weight_decay", "factors_ptr"),
+    *("alpha", "beta", "gamma"),
     *("cos_ptr", "sin_ptr", "q_weight_ptr", "k_weight_ptr"),
 )
+FP16 = ("a_ptr", "b_ptr", "addend_ptr", "product_ptr")
 MULTIPLES_OF_16 = (
     *("width", "logits_stride", "n_columns", "parts_stride"),
     *("size", "n_rows", "batch_stride", "row_stride", "column_stride"),
+    *("n_inner", "a_batch_stride", "a_row_stride", "a_inner_stride"),
+    *("b_batch_stride", "b_row_stride", "b_inner_stride"),
 )
 
 
@@ -138,6 +152,8 @@ def type_of(name: str, dtype: str) -> str:
         return "*i64"
     if name == "blocks_ptr":
         return "*i32"
+    if name in FP16:
+        return "*fp16"
     if name.endswith("_ptr"):
         return f"*{'fp32' if name in FP32 else dtype}"
     return "fp32" if name in FP32 else "i32"
