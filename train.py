@@ -169,7 +169,11 @@ class Trainer:
             else:
                 before = checkpoint.optim(type(config.optim))
                 changed = changed_settings(self.start.step, before, config.optim)
-                self.startup_messages += [f"resuming from {folder}", *changed]
+                self.startup_messages += [
+                    f"resuming from {folder}",
+                    *checkpoint.removed_settings(),
+                    *changed,
+                ]
         elif config.run.init_from is not None:
             source = Path(config.run.init_from)
             origin, origin_step = task.load_initial_weights(source)

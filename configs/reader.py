@@ -74,15 +74,18 @@ def read_config(schema: type[C], argv: Sequence[str]) -> C:
     return _build_config(schema, _parse(argv))
 
 
-def read_task_config(schemas: Mapping[str, type[C]], argv: Sequence[str]) -> C:
+def read_task_config(
+    schemas: Mapping[str, type[C]], argv: Sequence[str], *, of_a_run: bool = False
+) -> C:
     """Read a configuration from a command line as `read_config` does, in the schema of its `task`.
 
-    A configuration without a task has the first schema.
+    A configuration without a task has the first schema. The file may be `of_a_run`, which may have
+    settings that were removed since.
 
     Raises:
         ConfigError: as in `read_config`, or the task is unknown.
     """
-    parts = _parse(argv)
+    parts = _parse(argv, of_a_run=of_a_run)
     task_part = next((part for part in reversed(parts) if "task" in part.values), None)
     task = task_part.values["task"] if task_part else next(iter(schemas))
     if not isinstance(task, str) or task not in schemas:
@@ -119,11 +122,14 @@ def from_yaml(schema: type[C], text: str) -> C:
 
 
 def from_record(schema: type[C], values: dict[str, Any], source: str) -> C:
-    """Read a configuration that `source` recorded with `dataclasses.asdict`; as `from_yaml`."""
-    return _build_config(schema, [_Part(with_current_settings(values), source)])
+    """Read a configuration that a run recorded with `dataclasses.asdict` in `source`.
+
+    As `from_yaml`, but the run may have settings that were removed since.
+    """
+    return _build_config(schema, [_Part(with_current_settings(values, of_a_run=True), source)])
 
 
-def _parse(argv: Sequence[str]) -> list[_Part]:
+def _parse(argv: Sequence[str], *, of_a_run: bool = False) -> list[_Part]:
     """Parse the file and the overrides of a command line."""
     if not argv or ("=" in argv[0] and not Path(argv[0]).is_file()):
         raise ConfigError("name a configuration first: train.py configs/quickstart.yaml key=value")
@@ -135,7 +141,7 @@ def _parse(argv: Sequence[str]) -> list[_Part]:
             else None
         )
         raise ConfigError(f"{path} is not a file. Try {moved or 'one of configs/*'}.")
-    parts = [_read_yaml(path)]
+    parts = [_read_yaml(path, of_a_run)]
     for override in argv[1:]:
         key, equals, text = override.partition("=")
         if not equals or override.startswith(("-", "=")):
@@ -294,14 +300,14 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _read_yaml(path: Path) -> _Part:
+def _read_yaml(path: Path, of_a_run: bool) -> _Part:
     try:
-        return _part_of(plain_yaml.load(path), str(path))
+        return _part_of(plain_yaml.load(path), str(path), of_a_run)
     except plain_yaml.YamlError as error:
         raise ConfigError(f"{path} must be a YAML file: {error}") from error
 
 
-def _part_of(document: plain_yaml.Document, source: str) -> _Part:
+def _part_of(document: plain_yaml.Document, source: str, of_a_run: bool = False) -> _Part:
     values = {} if document.values is None else document.values
     if not isinstance(values, dict):
         kind = "a list" if isinstance(values, list) else "a single value"
@@ -309,7 +315,8 @@ def _part_of(document: plain_yaml.Document, source: str) -> _Part:
             f"{source} must map model, data, optim and run to their values, but contains {kind}: "
             "see configs/quickstart.yaml"
         )
-    return _Part(with_current_settings(values), source, document.lines)
+    values = with_current_settings(values, of_a_run=of_a_run)
+    return _Part(values, source, document.lines)
 
 
 def to_yaml(config: Any) -> str:

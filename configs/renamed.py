@@ -9,7 +9,7 @@ REMOVED = {
     "optim.cautious_decay": False,
     "optim.z_loss": 0.0,
 }
-"""Removed settings, and the value at which each had no effect: files may still have it."""
+"""Removed settings, and the value at which each had no effect: any file may still have it."""
 
 
 def current_settings(key: str, value: Any) -> dict[str, Any]:
@@ -30,8 +30,12 @@ def in_words(key: str, value: Any) -> str:
     return " with ".join([str(settings[key]), *others])
 
 
-def with_current_settings(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a file, by section, with its earlier values replaced or left out."""
+def with_current_settings(values: dict[str, Any], *, of_a_run: bool = False) -> dict[str, Any]:
+    """Return the values of a file, by section, with its earlier values replaced or left out.
+
+    Removed settings that had an effect are left out only if the file is `of_a_run`: its model can
+    still be used, although it cannot be trained in the same way.
+    """
     for key in KEYS:
         section, _, name = key.rpartition(".")
         settings = values.get(section)
@@ -39,9 +43,21 @@ def with_current_settings(values: dict[str, Any]) -> dict[str, Any]:
             current = current_settings(key, settings[name])
             renamed = {k.removeprefix(f"{section}."): v for k, v in current.items()}
             values = values | {section: settings | renamed}
+    had_effect = removed_settings(values)
+    for key in REMOVED:
+        section, _, name = key.rpartition(".")
+        settings = values.get(section)
+        if isinstance(settings, dict) and name in settings and (of_a_run or key not in had_effect):
+            values = values | {section: {k: v for k, v in settings.items() if k != name}}
+    return values
+
+
+def removed_settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the removed settings that have an effect in the values of a file, by key."""
+    found = {}
     for key, without_effect in REMOVED.items():
         section, _, name = key.rpartition(".")
         settings = values.get(section)
-        if isinstance(settings, dict) and settings.get(name) == without_effect:
-            values = values | {section: {k: v for k, v in settings.items() if k != name}}
-    return values
+        if isinstance(settings, dict) and settings.get(name, without_effect) != without_effect:
+            found[key] = settings[name]
+    return found

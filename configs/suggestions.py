@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
+from configs.renamed import REMOVED
+
 OTHER_NAMES = {
     "lr": ["learning_rate", "max_lr"],
     "min_lr": ["min_learning_rate"],
@@ -67,6 +69,8 @@ def unknown_key_message(
     """
     section, _, name = key.rpartition(".")
     verdict = f"{shown_as or key} is not a setting: "
+    if key in REMOVED:
+        return f"{verdict}it was removed. Remove it here as well"
     # Keys of list items are suggested only for keys of list items.
     known = [k for k in known if ("[]." in k) == ("[]." in key)]
     if section and (matches := [k for k in known if k.endswith(f".{key}")]):

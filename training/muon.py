@@ -17,7 +17,7 @@ from training.sharded_muon import apply_to_whole, batch_size, sum_over_shards
 _EPS = 1e-7
 _BATCH_ELEMENTS = 2**26
 """Elements that a process updates at once, unless a matrix has more. The temporary tensors of a
-step take up to 16 bytes for each, 1 GiB, while no activations are in memory."""
+step take up to 16 bytes for each on a GPU, 1 GiB, while no activations are in memory."""
 _RMS = 0.2  # typical root mean square of AdamW's updates
 
 

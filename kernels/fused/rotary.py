@@ -42,7 +42,8 @@ def rotary_qkv(
         impl: "triton" (kernels, on a GPU) or "reference" (PyTorch, any device); None picks.
 
     Returns:
-        q (B, T, H, D), k and v (B, T, H_kv, D), in the dtype of qkv; v is a view of it.
+        q (B, T, H, D), k and v (B, T, H_kv, D), in the dtype of qkv; v is a view of it, and must
+        not be changed in place.
 
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
@@ -58,7 +59,8 @@ def rotary_qkv(
     if q_weight is not None and k_weight is not None:
         q, k = (_rms_norm(x, weight, eps) for x, weight in ((q, q_weight), (k, k_weight)))
     wide = torch.promote_types(qkv.dtype, torch.float32)
-    q, k = (apply_rotary(x, cos.to(wide), sin.to(wide)).to(qkv.dtype) for x in (q, k))
+    cos, sin = cos.detach().to(wide), sin.detach().to(wide)
+    q, k = (apply_rotary(x, cos, sin).to(qkv.dtype) for x in (q, k))
     return q, k, v
 
 

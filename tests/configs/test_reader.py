@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from configs.reader import ConfigError, from_record, from_yaml, read_config, to_yaml
+from training.config import RUN_CONFIG
 from training.language.config import TrainConfig, load_config
+from training.tasks import config_of
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted([*(ROOT / "configs").glob("*.yaml"), *(ROOT / "configs/paper").glob("*.yaml")])
@@ -46,14 +48,24 @@ def test_a_renamed_value_is_read_from_files_and_suggested_on_the_command_line(tm
         load_config([QUICKSTART, "model.attention=unfused"])
 
 
-def test_a_removed_setting_is_read_from_files_where_it_had_no_effect():
-    config = load_config([QUICKSTART])
+def test_removed_settings_are_read_from_runs_and_elsewhere_where_they_had_no_effect(tmp_path):
+    config, path = load_config([QUICKSTART]), tmp_path / RUN_CONFIG
+    without_effect = "  orthogonalization: newton_schulz\n  cautious_decay: false\n  z_loss: 0.0\n"
+    with_effect = "  orthogonalization: polar_express\n  cautious_decay: true\n  z_loss: 0.001\n"
+    for lines in ("", without_effect):
+        path.write_text(to_yaml(config).replace("optim:\n", f"optim:\n{lines}"))
+        assert load_config([str(path)]) == config_of(tmp_path, TrainConfig) == config
+    path.write_text(to_yaml(config).replace("optim:\n", f"optim:\n{with_effect}"))
+    assert config_of(tmp_path, TrainConfig) == config
     record = asdict(config)
-    record["optim"] |= {"z_loss": 0.0, "cautious_decay": False}
+    record["optim"] |= {"cautious_decay": True}
     assert from_record(TrainConfig, record, "a checkpoint") == config
-    record["optim"]["z_loss"] = 1e-4
-    with pytest.raises(ConfigError, match=r"optim\.z_loss is not a setting"):
-        from_record(TrainConfig, record, "a checkpoint")
+    for read in (
+        lambda: load_config([str(path)]),
+        lambda: from_yaml(TrainConfig, path.read_text()),
+    ):
+        with pytest.raises(ConfigError, match=r"optim\.z_loss is not a setting: it was removed"):
+            read()
 
 
 @pytest.mark.parametrize(("factor", "kind"), [(1, "none"), (1.0, "none"), (2.5, "linear")])

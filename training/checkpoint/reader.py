@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.reader import from_record
-from configs.renamed import current_settings
+from configs.renamed import current_settings, removed_settings
 from data.files import differing, leaves, parse_json
 from data.text.config import DataConfig
 from model.config import ModelConfig
@@ -112,6 +112,13 @@ class Checkpoint:
             saved = _section(self.values, "optim")
             known = {name: saved[name] for name in names & saved.keys()}
             return from_record(schema, known, "optim")
+
+    def removed_settings(self) -> list[str]:
+        """Log lines about settings of the run that do not exist any more."""
+        return [
+            f"{key} was {value}, and is no longer a setting"
+            for key, value in removed_settings(self.values).items()
+        ]
 
     @classmethod
     def is_intact(cls, folder: Path) -> bool:

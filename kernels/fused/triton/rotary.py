@@ -20,10 +20,10 @@ def load_angles(cos_ptr, sin_ptr, n_rows, n_positions, i, half: tl.constexpr, RO
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     rows = row < n_rows
     inside = rows & (i < half)[None, :]
-    at = (row % n_positions) * half + i[None, :]
+    at = (row % n_positions).to(tl.int64) * half + i[None, :]  # offsets may exceed 32 bits
     cos = tl.load(cos_ptr + at, inside, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + at, inside, other=0.0).to(tl.float32)
-    return row.to(tl.int64), rows, inside, cos, sin  # offsets may exceed 32 bits
+    return row.to(tl.int64), rows, inside, cos, sin
 
 
 @triton.jit

@@ -192,6 +192,16 @@ def test_settings_newer_than_a_checkpoint_get_defaults(tmp_path):
             Checkpoint.open(folder).optim(AdamWConfig)
 
 
+def test_settings_that_were_removed_since_are_reported(tmp_path):
+    folder = save(tmp_path, 1, *make(0))
+    optim = {"max_steps": 5, "orthogonalization": "newton_schulz", "z_loss": 0.5}
+    rewrite(folder, config={"optim": optim})
+    assert Checkpoint.open(folder).optim(AdamWConfig) == AdamWConfig(max_steps=5)
+    assert Checkpoint.open(folder).removed_settings() == [
+        "optim.z_loss was 0.5, and is no longer a setting"
+    ]
+
+
 FILES = ["state.json", "model.safetensors", "optimizer.safetensors", "processes.safetensors", SUMS]
 
 
