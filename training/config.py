@@ -196,8 +196,8 @@ class AdamWConfig:
         check_choices(self, "optim")
         if self.name == "adamw" and self.adamw_lr is not None:
             raise ValueError(
-                f"optim.adamw_lr={self.adamw_lr} has no effect with optim.name=adamw. Remove it, "
-                "or set optim.name=muon"
+                f"optim.adamw_lr={self.adamw_lr} has no effect with optim.name=adamw. Set "
+                "optim.adamw_lr=null, or optim.name=muon"
             )
         if not 0 <= self.momentum < 1:
             raise ValueError(f"optim.momentum={self.momentum} must be in [0, 1)")

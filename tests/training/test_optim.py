@@ -91,7 +91,7 @@ def test_cosine_is_above_linear_early_and_below_late():
         ),
         (
             {"adamw_lr": 1e-3},
-            "optim.adamw_lr=0.001 has no effect with optim.name=adamw.* optim.name=muon",
+            "optim.adamw_lr=0.001 has no effect with optim.name=adamw. Set optim.adamw_lr=null, or",
         ),
         ({"name": "muon", "adamw_lr": 0.0}, "optim.adamw_lr=0.0 must be a finite number above 0"),
         ({"name": "lion"}, "optim.name='lion' must be one of adamw, muon, normuon"),
