@@ -50,7 +50,7 @@ def test_strides_and_bfloat16(impl):
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", [(768, 768), (300, 1200), (1200, 300)])
 def test_half_precision_keeps_small_singular_values(shape, impl):
-    """The usual iteration in bfloat16 has an error of 0.06 to 0.12 here."""
+    """The usual iteration in bfloat16 has an error of 0.09 to 0.14 here."""
     rank, generator = min(shape), torch.Generator().manual_seed(0)
     u, v = (
         torch.linalg.qr(torch.randn(size, rank, generator=generator, dtype=torch.float64))[0]
