@@ -93,12 +93,12 @@ MODELS = {
     "recipe": _recipe(),
     "recipe_shorter": _recipe(share=0.8),
     "recipe_same_time": _recipe(same_time_as="4k"),
-    # as many tokens in more steps; for budgets with 131,072 tokens per step
-    "recipe_growing_batch": _recipe(
-        *("optim.batch_tokens=131072", "optim.batch_schedule=[[32768,0.2],[131072,0.8]]"),
-        share=1 / (0.2 / 4 + 0.8),
-    ),
-    **{name: _recipe(*part.overrides) for name, part in {**WITHOUT, **WITH}.items()},
+    "recipe_1k": Model("1k", (_RECIPE_LR,), recipe="modern_small"),
+    "recipe_medium": Model("4k", ("optim.lr=2e-3",), recipe="modern_medium"),
+    **{
+        name: _recipe(*part.overrides, share=part.share)
+        for name, part in {**WITHOUT, **WITH}.items()
+    },
 }
 
 

@@ -11,34 +11,44 @@ class Part(NamedTuple):
     """Overrides that remove a part of the recipe, or add a candidate."""
     same_steps: bool = False
     """Whether a step is the same program with and without it, so that its time is not measured."""
+    share: float = 1.0
+    """Steps with it, as a share of those of the recipe, for as many tokens."""
 
 
 PARTS = {
     "growing_context": Part(
         "context grows from 1K to 4K",
-        ("model.context_schedule=[]", "model.context_length=4096", "model.rope_scaling=none"),
+        (
+            *("model.context_schedule=[]", "model.context_length=4096", "model.rope_scaling=none"),
+            "model.window_grows=false",
+        ),
     ),
+    "growing_windows": Part("windows grow with the context", ("model.window_grows=false",)),
     "windows": Part(
         "windows of 1,024 in three of four layers",
-        ("model.window_size=null", "model.full_every=0"),
+        ("model.window_size=null", "model.window_grows=false", "model.full_every=0"),
     ),
     "grouped_heads": Part("three query heads share keys and values", ("model.n_kv_head=null",)),
     "rms_norm": Part("RMSNorm instead of LayerNorm", ("model.norm=layer_norm",)),
     "qk_norm": Part("queries and keys normalised", ("model.qk_norm=false",)),
-    "relu_squared": Part("squared ReLU instead of GELU", ("model.mlp=gelu",)),
     "softcap": Part("logits bounded by 15", ("model.logit_softcap=null",)),
-    "orthogonal_updates": Part("NorMuon instead of AdamW", ("optim.name=adamw",)),
+    "orthogonal_updates": Part(
+        "NorMuon instead of AdamW", ("optim.name=adamw", "optim.adamw_lr=null")
+    ),
     "row_norms": Part("NorMuon instead of Muon", ("optim.name=muon",)),
+    "adamw_lr": Part(
+        "AdamW's learning rate above NorMuon's", ("optim.adamw_lr=null",), same_steps=True
+    ),
 }
 """Parts that the recipe has."""
 
 CANDIDATES = {
-    "swiglu": Part("SwiGLU instead of squared ReLU", ("model.mlp=swiglu",)),
+    "swiglu": Part("SwiGLU instead of GELU", ("model.mlp=swiglu",)),
+    "relu_squared": Part("squared ReLU instead of GELU", ("model.mlp=relu_squared",)),
     "value_embeddings": Part(
         "value embeddings in every second layer", ("model.value_embedding_every=2",)
     ),
     "smear": Part("smear: the previous token's embedding, gated", ("model.smear=true",)),
-    "growing_windows": Part("windows grow with the context", ("model.window_grows=true",)),
     "untied_head": Part("untied head", ("model.tie_embeddings=false",)),
     "wide_heads": Part(
         "6 heads of 128 instead of 12 of 64", ("model.n_head=6", "model.n_kv_head=2")
@@ -47,15 +57,23 @@ CANDIDATES = {
         "context from 512 to 1K to 4K",
         ("model.context_schedule=[[512,0.25],[1024,0.5],[4096,0.25]]",),
     ),
+    "growing_batch": Part(
+        "batch grows from 16,384 to 32,768 tokens",
+        (
+            *("optim.batch_schedule=[[16384,0.2],[32768,0.8]]", "optim.batch_tokens=32768"),
+            "optim.micro_batch_size=4",
+        ),
+        share=1 / (0.2 / 2 + 0.8),
+    ),
     "zero_init": Part("blocks start as the identity", ("model.zero_init=true",), same_steps=True),
     "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",), same_steps=True),
-    "lower_adamw_lr": Part(
-        "AdamW's learning rate 1e-3 instead of 3e-3", ("optim.adamw_lr=1e-3",), same_steps=True
-    ),
-    "higher_adamw_lr": Part(
-        "AdamW's learning rate 1e-2 instead of 3e-3", ("optim.adamw_lr=1e-2",), same_steps=True
-    ),
     "higher_lr": Part("learning rate of 4e-3 instead of 3e-3", ("optim.lr=4e-3",), same_steps=True),
+    **{
+        f"adamw_lr_{lr}": Part(
+            f"AdamW's learning rate {lr}", (f"optim.adamw_lr={lr}",), same_steps=True
+        )
+        for lr in ("1e-2", "2e-2", "4e-2")
+    },
 }
 """Parts that the recipe does not have."""
 

@@ -99,10 +99,6 @@ QUESTIONS = (
         by_position=True,
     ),
     Question("a learning rate of 3e-3 instead of 1e-3, equal tokens", (("4k_same_lr", "4k"),)),
-    Question(
-        "a batch that grows from 32K to 131K tokens, equal tokens",
-        (("recipe_growing_batch", "recipe"),),
-    ),
     Question("four fifths of the tokens", (("recipe_shorter", "recipe"),)),
     Question("one part of the modern recipe, or one more, equal tokens", PAIRS_OF_PARTS),
 )

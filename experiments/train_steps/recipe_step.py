@@ -21,6 +21,7 @@ command.add("--parts", nargs="+", choices=TIMED, default=[*TIMED], metavar="PART
 command.add("--steps", type=int, default=10, help="steps per timing, of five")
 command.read(out="docs/results/recipe_step.json", resume=True)
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -51,10 +52,10 @@ def configs_of(models: Sequence[str]) -> dict[str, TrainConfig]:
 
 
 def step_at(config: TrainConfig, stage: Stage, device: torch.device) -> Step:
-    """Training step at the context of a stage, on one micro-batch of random tokens."""
-    assert stage.batch_tokens == stage.micro_batch_size * stage.context_length
+    """Training step at the context and batch size of a stage, on random tokens."""
     torch.manual_seed(0)
-    shape = 1, stage.micro_batch_size, stage.context_length
+    micro_batch = stage.micro_batch_size, stage.context_length
+    shape = stage.batch_tokens // math.prod(micro_batch), *micro_batch
     tokens = torch.randint(config.model.vocab_size, shape, device=device)
     targets = tokens.roll(-1, dims=-1)
     return step_of(config, Processes(rank=0, world_size=1, device=device), tokens, targets)

@@ -59,6 +59,7 @@ def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
     configs = [job.config for job in jobs_of(plain, tmp_path, budget)]
     assert len(configs) == len(plain)
     wanted = BUDGETS[budget]
+    (lr_of_4k,) = (job.config.optim.lr for job in jobs_of(["4k"], tmp_path, budget))
     for config in configs:
         assert (
             config.optim.max_steps * config.optim.batch_tokens == wanted.steps * wanted.batch_tokens
@@ -67,7 +68,7 @@ def test_all_models_see_the_same_tokens_in_the_same_steps(budget, tmp_path):
         name = config.run.out_dir.rpartition("/")[2].removesuffix("_seed1")
         own_lr = any(override.startswith("optim.lr=") for override in MODELS[name].overrides)
         if not own_lr and (budget != "paper" or config.model.norm == "layer_norm"):
-            assert config.optim.lr == configs[0].optim.lr
+            assert config.optim.lr == lr_of_4k
         wsd = config.run.out_dir.endswith("_wsd_seed1")
         assert config.optim.schedule == ("wsd" if wsd else "linear")
     assert len({config.model.context_length for config in configs}) == 5
@@ -81,11 +82,12 @@ def test_models_have_the_context_of_their_name():
 
 
 def test_a_growing_batch_takes_more_steps_for_as_many_tokens(tmp_path):
-    jobs = jobs_of(["recipe", "recipe_growing_batch"], tmp_path, "minutes_131k")
-    tokens = {job.name: job.config.tokens for job in jobs}
-    assert tokens["recipe"] == 900 * 131_072
-    assert tokens["recipe_growing_batch"] == pytest.approx(tokens["recipe"], rel=1e-3)
-    assert {job.name: job.config.optim.max_steps for job in jobs}["recipe_growing_batch"] == 1059
+    jobs = jobs_of(["recipe", "recipe_with_growing_batch"], tmp_path, "minutes")
+    configs = {job.name: job.config for job in jobs}
+    whole, growing = configs["recipe"], configs["recipe_with_growing_batch"]
+    assert whole.tokens == 3_600 * 32_768
+    assert growing.tokens == pytest.approx(whole.tokens, rel=1e-3)
+    assert growing.optim.max_steps == 4_000
 
 
 def test_a_growing_context_is_not_compared_with_learned_positions(tmp_path):

@@ -74,12 +74,13 @@ def test_parts_whose_steps_are_the_same_are_not_timed():
     assert recipe_step.AGAIN not in TIMED.values()
 
 
-def test_a_step_trains_at_the_context_of_its_stage():
+@pytest.mark.parametrize("batch_tokens", [32, 64])  # one micro-batch, or two
+def test_a_step_trains_at_the_context_and_batch_of_its_stage(batch_tokens):
     config = configs_of(["recipe"])["recipe"]
     small = {"n_layer": 2, "n_head": 2, "n_kv_head": 1, "n_embd": 32, "vocab_size": 50}
     schedule = {"context_schedule": [[8, 0.75], [16, 0.25]], "window_size": 4, "full_every": 2}
     model = replace(config.model, context_length=16, **schedule, **small)
-    optim = replace(config.optim, batch_tokens=32, micro_batch_size=2)
+    optim = replace(config.optim, batch_tokens=batch_tokens, micro_batch_size=2)
     run = replace(config.run, compile=False, dtype="float32")
     config = replace(config, model=model, optim=optim, run=run)
     for stage in config.stages:
