@@ -10,7 +10,7 @@ RESULTS = (
     "table4_billion", "table4_hours", "table4_minutes", "table4_minutes_131k",
     "evaluation_long_ppl/evaluation",
     "repeats", "repeats_minutes_131k_1k", "repeats_1k", "repeats_billion",
-    "recipe", "recipe_step", "time_to_loss", "table4_modern", "passkey",
+    "recipe", "recipe_first", "recipe_first_step", "time_to_loss", "table4_modern", "passkey",
     "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed",
     "pathfinder_baselines", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
