@@ -8,6 +8,8 @@ REMOVED = {
     "optim.orthogonalization": "newton_schulz",
     "optim.cautious_decay": False,
     "optim.z_loss": 0.0,
+    "model.value_embedding_every": 0,
+    "model.smear": False,
 }
 """Removed settings, and the value at which each had no effect: any file may still have it."""
 
@@ -33,8 +35,8 @@ def in_words(key: str, value: Any) -> str:
 def with_current_settings(values: dict[str, Any], *, of_a_run: bool = False) -> dict[str, Any]:
     """Return the values of a file, by section, with its earlier values replaced or left out.
 
-    Removed settings that had an effect are left out only if the file is `of_a_run`: its model can
-    still be used, although it cannot be trained in the same way.
+    Removed settings of the optimizer that had an effect are left out only if the file is
+    `of_a_run`: its model can still be used, although it cannot be trained in the same way.
     """
     for key in KEYS:
         section, _, name = key.rpartition(".")
@@ -47,7 +49,8 @@ def with_current_settings(values: dict[str, Any], *, of_a_run: bool = False) -> 
     for key in REMOVED:
         section, _, name = key.rpartition(".")
         settings = values.get(section)
-        if isinstance(settings, dict) and name in settings and (of_a_run or key not in had_effect):
+        without_it = key not in had_effect or (of_a_run and section == "optim")
+        if isinstance(settings, dict) and name in settings and without_it:
             values = values | {section: {k: v for k, v in settings.items() if k != name}}
     return values
 

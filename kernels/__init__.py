@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from .attention import flash_attention, flash_attention_packed
     from .context.interface import ContextGroup, context_attention
     from .fused.cross_entropy import linear_cross_entropy
+    from .fused.gelu_mlp import gelu_mlp
     from .fused.layer_norm import add_layer_norm, add_rms_norm
     from .fused.linear import linear
-    from .fused.mlp import mlp
     from .fused.rotary import rotary_qkv
     from .mask import patterns
     from .mask.block_mask import BlockSparseMask
@@ -29,9 +29,9 @@ __all__ = [
     "context_attention",
     "flash_attention",
     "flash_attention_packed",
+    "gelu_mlp",
     "linear",
     "linear_cross_entropy",
-    "mlp",
     "patterns",
     "rotary_qkv",
 ]
@@ -45,7 +45,7 @@ _MODULES = {
     "butterfly": ".mask.patterns",
     "patterns": ".mask",
     "linear_cross_entropy": ".fused.cross_entropy",
-    "mlp": ".fused.mlp",
+    "gelu_mlp": ".fused.gelu_mlp",
     "add_layer_norm": ".fused.layer_norm",
     "add_rms_norm": ".fused.layer_norm",
     "linear": ".fused.linear",

@@ -62,7 +62,6 @@ class SelfAttention(nn.Module):
         doc_start: Tensor | None = None,
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
-        value_embedding: Tensor | None = None,
     ) -> DeferredResidual:
         """Compute self-attention and its output projection.
 
@@ -78,7 +77,6 @@ class SelfAttention(nn.Module):
                 means all T.
             cache: keys and values of the tokens before x; those of x are appended to it. None means
                 that x is the beginning.
-            value_embedding: (B, T, H_kv * D), added to the values; None adds nothing.
 
         If sequences are sharded over processes, mask is that of the whole sequence, and everything
         else is that of this process's tokens.
@@ -108,13 +106,11 @@ class SelfAttention(nn.Module):
             "dropout_seed": _draw_seed(x.device) if seeded else None,
         }
         plain = rotary is None and cache is None and self.q_norm is None and not grouped
-        if plain and self.context is None and value_embedding is None:
+        if plain and self.context is None:
             packed = qkv.view(B, T, 3, self.n_head, self.head_dim)
             out = flash_attention_packed(packed, impl=self.impl, **options)
         else:
             q, k, v = self._split(qkv.view(B, T, -1, self.head_dim), rotary)
-            if value_embedding is not None:
-                v = v + value_embedding.view(v.shape)
             if cache is not None:
                 k, v = cache.append(self.layer, k, v)  # T_k tokens; q is the last T of them
             if self.context is None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.fused.linear import linear
-from kernels.fused.mlp import mlp
 from kernels.mask.block_mask import BlockSparseMask
 from model.attention import SelfAttention
 from model.block_config import BlockConfig
@@ -21,12 +21,12 @@ INIT_STD = 0.02
 
 
 class MLP(nn.Module):
-    """Two linear layers with GELU, squared ReLU, or SwiGLU, whose gate is part of the first."""
+    """Two linear layers with GELU, or with SwiGLU, whose gate is part of the first layer."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.kind = config.mlp
-        width = (2 if self.kind == "swiglu" else 1) * config.mlp_width
+        self.gated = config.mlp == "swiglu"
+        width = (2 if self.gated else 1) * config.mlp_width
         self.fc_in = nn.Linear(config.n_embd, width, bias=config.bias)
         self.fc_out = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
@@ -35,11 +35,11 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> DeferredResidual:
         """Apply the MLP to normalised states (B, T, C); the output is still to be added."""
         w_in, b_in, w_out = self.fc_in.weight, self.fc_in.bias, self.fc_out.weight
-        if self.kind == "swiglu":
+        if self.gated:
             gate, value = linear(x, w_in, b_in).chunk(2, dim=-1)
             y = linear(F.silu(gate) * value, w_out)
         else:
-            y = mlp(x, w_in, b_in, w_out, activation=self.kind, recompute=self.recompute)
+            y = gelu_mlp(x, w_in, b_in, w_out, recompute=self.recompute)
         return defer(y, self.fc_out.bias, self.resid_dropout)
 
 
@@ -63,7 +63,6 @@ class Block(nn.Module):
         doc_start: Tensor | None = None,
         kv_lengths: Tensor | None = None,
         cache: KVCache | None = None,
-        value_embedding: Tensor | None = None,
     ) -> tuple[Tensor, DeferredResidual]:
         """Apply the block to the residual stream x (B, T, C) plus `pending`.
 
@@ -74,7 +73,7 @@ class Block(nn.Module):
         """
         options = {"mask": mask, "doc_start": doc_start, "kv_lengths": kv_lengths}
         x, normal = resolve_and_normalise(x, pending, self.ln_1)
-        pending = self.attn(normal, rotary, cache=cache, value_embedding=value_embedding, **options)
+        pending = self.attn(normal, rotary, cache=cache, **options)
         x, normal = resolve_and_normalise(x, pending, self.ln_2)
         return x, self.mlp(normal)
 

@@ -56,9 +56,9 @@ class BlockConfig:
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     """Normalisation of each layer's input: LayerNorm, or RMSNorm, which does not subtract the mean
     or add a bias."""
-    mlp: Literal["gelu", "swiglu", "relu_squared"] = "gelu"
-    """MLP between its linear layers: GELU, SwiGLU at a width with about as many parameters (Shazeer
-    2020, arXiv 2002.05202), or the square of a ReLU (So et al. 2021, arXiv 2109.08668)."""
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """MLP between its linear layers: GELU, or SwiGLU at a width with about as many parameters
+    (Shazeer 2020, arXiv 2002.05202)."""
     n_inner: int | None = None
     """Width of the MLP between its linear layers. null: 4 n_embd, and for SwiGLU two thirds of
     that, rounded up to a multiple of 64."""
@@ -68,8 +68,8 @@ class BlockConfig:
     mask: MaskConfig = field(default_factory=MaskConfig)
     """Dense attention, or a block-sparse pattern."""
     recompute_gelu: bool = True
-    """Recompute the GELU or squared ReLU in the backward pass instead of storing it. This saves
-    memory, at the price of one extra write of the MLP's activations."""
+    """GELU only: recompute it in the backward pass instead of storing it. This saves memory, at the
+    price of one extra write of the MLP's activations."""
     bias: bool = True
     """Use biases in the blocks' linear layers and LayerNorms, as GPT-2 does. Without them, as in
     nanoGPT, a step is slightly faster."""

@@ -20,8 +20,6 @@ class KVCache:
         self.capacity = capacity
         self.length = 0
         """Number of tokens held by every layer, which is the position of the next one."""
-        self.last_token: Tensor | None = None
-        """(B, 1), the token before that position; None if there is none."""
         self._keys = self._values = torch.empty(0)  # (n_layer, B, capacity, H, D) once allocated
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,11 +65,10 @@ class KVCache:
         values[:, self.length : end] = v
         return keys[:, :end], values[:, :end]
 
-    def advance(self, tokens: Tensor) -> None:
-        """Count `tokens` (B, T_new), whose keys and values every layer has appended."""
-        self.length += tokens.shape[1]
-        self.last_token = tokens[:, -1:].clone()  # callers may reuse the memory
+    def advance(self, n_tokens: int) -> None:
+        """Add `n_tokens`, which every layer has appended, to the length."""
+        self.length += n_tokens
 
     def reset(self) -> None:
         """Drop all tokens, but keep the memory allocated."""
-        self.length, self.last_token = 0, None
+        self.length = 0

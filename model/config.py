@@ -40,11 +40,6 @@ class ModelConfig(BlockConfig):
     logit_softcap: float | None = None
     """Bound the logits softly: c replaces a logit x by c tanh(x / c), as Gemma 2 does (arXiv
     2408.00118). null: no bound."""
-    value_embedding_every: int = 0
-    """In every N-th layer, add a learned vector of the token to its values: a table as wide as the
-    values of these layers (modded-nanogpt; Zhou et al. 2024, arXiv 2410.17897). 0: in none."""
-    smear: bool = False
-    """Add to each token's embedding that of the previous token, times a learned gate (nanochat)."""
     context_length: int = 1024
     """Tokens in a training sequence; with learned positions also the longest the model accepts."""
     context_schedule: list[list[int | float]] = field(default_factory=list, hash=False)
@@ -82,11 +77,6 @@ class ModelConfig(BlockConfig):
             raise ValueError(
                 f"model.logit_softcap={self.logit_softcap} must be a finite number above 0. Try "
                 "15, or leave it out."
-            )
-        if not 0 <= self.value_embedding_every <= self.n_layer:
-            raise ValueError(
-                f"model.value_embedding_every={self.value_embedding_every} must be at least 0 and "
-                f"at most model.n_layer={self.n_layer}. Try 2, every second layer."
             )
         if self.context_schedule:
             self._check_context_schedule()
@@ -224,19 +214,3 @@ class ModelConfig(BlockConfig):
     def token_rows(self) -> int:
         """Rows of the token embedding and, if it is not tied to it, of the head."""
         return self.padded_vocab_size * (1 if self.tie_embeddings else 2)
-
-    @property
-    def value_layers(self) -> list[int]:
-        """Layers with a value embedding."""
-        every = self.value_embedding_every
-        return [layer for layer in range(self.n_layer) if every and (layer + 1) % every == 0]
-
-    @property
-    def value_embedding_width(self) -> int:
-        """Width of the table of value embeddings, of all layers together."""
-        return len(self.value_layers) * self.kv_heads * self.head_dim
-
-    @property
-    def table_params(self) -> int:
-        """Parameters of all tables of tokens, with padding: embedding, head, value embeddings."""
-        return self.token_rows * self.n_embd + self.padded_vocab_size * self.value_embedding_width

@@ -33,8 +33,6 @@ MUST_AGREE = (
     "positions",
     "tie_embeddings",
     "logit_softcap",
-    "value_embedding_every",
-    "smear",
     "bias",
     "scale_attn_by_inverse_layer_idx",
 )

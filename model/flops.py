@@ -7,9 +7,8 @@ Chowdhery et al. 2022, arXiv 2204.02311, appendix B):
     training, full     6 N + 12 L C T     every query times every key
     training, causal   6 N +  6 L C T     half of that, the part a causal model uses
 
-N counts all parameters except learned positions, value embeddings and vocabulary padding. The
-embedding counts once, as the tied head; if the head is not tied, only the head counts, because a
-lookup costs no FLOPs.
+N counts all parameters except learned positions and vocabulary padding. The embedding counts once,
+as the tied head; if the head is not tied, only the head counts, because a lookup costs no FLOPs.
 Attention counts only the (query, key) pairs that masks and windows keep. nanoGPT and torchtitan
 report "full". At long contexts the two differ (1.6x for GPT-2 small at 16K tokens), so we always
 report both.
@@ -65,9 +64,8 @@ def count_params(config: ModelConfig) -> int:
     # two per block, and one after the last block
     norm = 2 * C if config.bias and config.norm == "layer_norm" else C
     heads = 2 * config.head_dim if config.qk_norm else 0
-    smear = C + 1 if config.smear else 0
     layers = config.n_layer * (linear + biases + heads + 2 * norm)
-    return config.vocab_size * C + layers + norm + smear
+    return config.vocab_size * C + layers + norm
 
 
 @cache  # a run needs it for each log record

@@ -38,15 +38,12 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        check_memory(config, config.table_params + config.context_length * config.n_embd)
+        check_memory(config, (config.token_rows + config.context_length) * config.n_embd)
         self.tok_emb = Embedding(config.padded_vocab_size, config.n_embd)
         if config.positions == "learned":
             self.pos_emb = Embedding(config.context_length, config.n_embd)
         else:
             self._make_rotary_tables()
-        if config.smear:
-            self.smear_gate = nn.Parameter(torch.zeros(config.n_embd))
-            self.smear_scale = nn.Parameter(torch.zeros(1))
         self.emb_dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         if config.window_grows:
@@ -59,11 +56,6 @@ class GPT(nn.Module):
         if not config.tie_embeddings:
             # a table like tok_emb, so that it is initialised, padded and decayed in the same way
             self.out_emb = nn.Embedding(config.padded_vocab_size, config.n_embd)
-        if config.value_layers:
-            # One table for all layers, so that there is one lookup. Zeros draw no random numbers:
-            # the other weights are those of a model without it.
-            zeros = torch.zeros(config.padded_vocab_size, config.value_embedding_width)
-            self.value_emb = Embedding.from_pretrained(zeros, freeze=False)
         self.context = ContextGroup()
         self._masks: dict[int, BlockSparseMask | None] = {}
         self._prepare_masks()
@@ -87,8 +79,7 @@ class GPT(nn.Module):
         """Draw all parameters as GPT-2 does, from torch's global generator.
 
         Layers are initialised by `init_linear_and_norm`, embeddings with a standard deviation of
-        0.02. Padding rows of the embedding are 0 and stay 0, because they get no gradient. Value
-        embeddings are 0, so a model starts as it would without them.
+        0.02. Padding rows of the embedding are 0 and stay 0, because they get no gradient.
         """
         init_linear_and_norm(self, self.config)
         tables = [self.tok_emb] if self.config.tie_embeddings else [self.tok_emb, self.out_emb]
@@ -96,11 +87,6 @@ class GPT(nn.Module):
             # Padding rows draw no random numbers, so vocab_multiple does not change the weights.
             nn.init.normal_(table.weight[: self.config.vocab_size], std=INIT_STD)
             nn.init.zeros_(table.weight[self.config.vocab_size :])
-        if self.config.value_layers:
-            nn.init.zeros_(self.value_emb.weight)
-        if self.config.smear:
-            nn.init.zeros_(self.smear_gate)
-            nn.init.zeros_(self.smear_scale)
         if self.config.positions == "learned":
             nn.init.normal_(self.pos_emb.weight, std=INIT_STD)
 
@@ -111,11 +97,6 @@ class GPT(nn.Module):
         holds positions in the whole sequence. Results are those of this process's tokens. All
         processes of the group must call the model together.
         """
-        if self.config.smear and context.size > 1:
-            raise ValueError(
-                "model.smear=true does not support sharded sequences, as the previous token may be "
-                "in another process: set it to false, or use one process per sequence."
-            )
         self.context = context
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -234,26 +215,22 @@ class GPT(nn.Module):
             )
         past = 0 if cache is None else cache.length
         seq_len = past + self.context.size * tokens.shape[1]
-        last_token = None if cache is None else cache.last_token
-        x, rotary, value_embeddings = self._embed(tokens, past, doc_start, last_token)
-        options = {"mask": self._mask(past, seq_len), "doc_start": doc_start, "cache": cache}
+        x, rotary = self._embed(tokens, past, doc_start)
+        mask = self._mask(past, seq_len)
         pending = None
-        for layer, block in enumerate(self.blocks):
-            added = value_embeddings.get(layer)
-            x, pending = block(x, pending, rotary, value_embedding=added, **options)
+        for block in self.blocks:
+            x, pending = block(x, pending, rotary, mask=mask, doc_start=doc_start, cache=cache)
         if cache is not None:
-            cache.advance(tokens)
+            cache.advance(tokens.shape[1])
         return x, pending
 
     def _embed(
-        self, tokens: Tensor, past: int, doc_start: Tensor | None, last_token: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None, dict[int, Tensor]]:
-        """Return the first block's input, rotary tables or None, and value embeddings by layer."""
+        self, tokens: Tensor, past: int, doc_start: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Return the first block's input, and the rotary tables or None."""
         seq_len = past + self.context.size * tokens.shape[1]
         positions = past + self.context.positions(tokens.shape[1], tokens.device)
         x = self.tok_emb(tokens)
-        if self.config.smear:
-            x = self._smear(x, last_token, None if doc_start is None else positions == doc_start)
         if self.config.positions == "learned":
             if seq_len > self.config.context_length:
                 raise ValueError(
@@ -271,30 +248,11 @@ class GPT(nn.Module):
             rotary = cos[selected], sin[selected]
         else:
             rotary = rope_tables(positions, self.config)
-        device, dtype = x.device.type, x.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        if not self.config.residual_in_fp32:
-            x = x.to(dtype)  # The residual stream. Autocast alone would keep it in float32.
-        return self.emb_dropout(x), rotary, self._embed_values(tokens, dtype)
-
-    def _smear(self, x: Tensor, last_token: Tensor | None, is_first: Tensor | None) -> Tensor:
-        """Add the gated embedding of the previous token; tokens that start a document have none."""
-        first = torch.zeros_like(x[:, :1]) if last_token is None else self.tok_emb(last_token)
-        previous = torch.cat((first, x[:, :-1]), dim=1)
-        if is_first is not None:
-            previous = previous.masked_fill(is_first[..., None], 0.0)
-        gate = self.smear_scale * torch.sigmoid((x * self.smear_gate).sum(-1, keepdim=True))
-        return x + gate * previous
-
-    def _embed_values(self, tokens: Tensor, dtype: torch.dtype) -> dict[int, Tensor]:
-        """Look up the value embeddings of tokens, (B, T, H_kv * D) by layer."""
-        layers = self.config.value_layers
-        if not layers:
-            return {}
-        parts = self.value_emb(tokens).to(dtype).chunk(len(layers), dim=-1)
-        # Copies: autograd would add up the gradients of views of one tensor outside compiled code.
-        return {layer: part.contiguous() for layer, part in zip(layers, parts, strict=True)}
+        device = x.device.type
+        if torch.is_autocast_enabled(device) and not self.config.residual_in_fp32:
+            # The residual stream. Autocast alone would keep it in float32.
+            x = x.to(torch.get_autocast_dtype(device))
+        return self.emb_dropout(x), rotary
 
     def _make_rotary_tables(self) -> None:
         """Compute the tables of the context, and of shorter ones in training that differ from it.
@@ -367,17 +325,14 @@ class GPT(nn.Module):
         """Count the parameters, a tied head once and vocabulary padding not at all.
 
         With lookup_tables=False, tables that no matmul reads are not counted: learned positions,
-        value embeddings, and a token embedding that is not the head. This is the N of
-        `model.flops`.
+        and a token embedding that is not the head. This is the N of `model.flops`.
         """
         config = self.config
         count = sum(parameter.numel() for parameter in self.parameters())
-        padding = config.padded_vocab_size - config.vocab_size
-        count -= padding * config.table_params // config.padded_vocab_size
+        tables = config.token_rows // config.padded_vocab_size
+        count -= tables * (config.padded_vocab_size - config.vocab_size) * config.n_embd
         if not lookup_tables and config.positions == "learned":
             count -= self.pos_emb.weight.numel()
         if not lookup_tables and not config.tie_embeddings:
             count -= config.vocab_size * config.n_embd
-        if not lookup_tables:
-            count -= config.vocab_size * config.value_embedding_width
         return count

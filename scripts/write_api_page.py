@@ -34,7 +34,7 @@ NAMES = {
     "for_transformers": "register_with_transformers",
     "flash_attn": "flash_attn_func flash_attn_varlen_func",
     "fused/cross_entropy": "linear_cross_entropy",
-    "fused/mlp": "mlp",
+    "fused/gelu_mlp": "gelu_mlp",
     "fused/layer_norm": "add_layer_norm add_rms_norm",
     "fused/linear": "linear",
     "fused/rotary": "rotary_qkv",

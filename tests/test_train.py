@@ -38,8 +38,7 @@ GPU = ["run.device=cuda", "run.compile=true", "run.dtype=bfloat16", "model.atten
 MODERN = [
     *("optim.name=normuon", "model.positions=rotary", "model.n_kv_head=1", "model.qk_norm=true"),
     *("model.norm=rms_norm", "model.mlp=swiglu", "model.window_size=9", "model.full_every=2"),
-    *("model.value_embedding_every=1", "model.logit_softcap=15"),
-    *("model.smear=true", "optim.batch_schedule=[[128,0.5],[256,0.5]]"),
+    *("model.logit_softcap=15", "optim.batch_schedule=[[128,0.5],[256,0.5]]"),
 ]
 
 

@@ -40,10 +40,7 @@ def assert_same_losses(one, other):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            [
-                *("model.tie_embeddings=false", "model.head_size=24", "model.n_inner=50"),
-                *("model.value_embedding_every=2", "model.mlp=relu_squared", "model.smear=true"),
-            ],
+            ["model.tie_embeddings=false", "model.head_size=24", "model.n_inner=50"],
             marks=pytest.mark.slow,
         ),
         pytest.param(
@@ -114,7 +111,7 @@ def test_fsdp_starts_with_the_weights_of_another_run(run, tmp_path):
         pytest.param(
             2, ["model.window_size=5", "model.full_every=2", FSDP], marks=pytest.mark.slow
         ),
-        (4, ["data.document_mask=true", FSDP, "model.value_embedding_every=1"]),
+        (4, ["data.document_mask=true", FSDP]),
         pytest.param(4, ["parallel.context=4"], marks=pytest.mark.slow),
         pytest.param(
             2,

@@ -71,10 +71,8 @@ def _gpt(config: TrainConfig, n_gpus: int) -> list[str]:
     untied = 0 if model.tie_embeddings else model.vocab_size * model.n_embd
     causal, full = (flops_per_token(model, config.stages, causal=half) for half in (True, False))
     n_tokens = config.tokens
-    values = model.vocab_size * model.value_embedding_width
     return [
-        f"{n_params + positions + untied + values:,} parameters, {positions:,} of them learned "
-        "positions",
+        f"{n_params + positions + untied:,} parameters, {positions:,} of them learned positions",
         *config.batch_lines(n_gpus),
         f"{optim.max_steps:,} steps: {n_tokens:,} tokens, {n_tokens / n_params:.1f} per parameter",
         f"{causal:.3g} FLOPs a token, {full:.3g} if all of attention counts; "
@@ -259,8 +257,7 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         mlp_backward = 2 * mlp  # and the gradients of these
     else:
         mlp = size * model.mlp_width * (1 if model.recompute_gelu else 2)
-        # before and after the activation, and a gradient
-        mlp_backward = 3 * size * model.mlp_width
+        mlp_backward = 3 * size * model.mlp_width  # before and after the GELU, and a gradient
     dropout = 2 * C if model.dropout > 0 else 0  # a byte for each number that may be dropped
     block = norms + attention + mlp + dropout
     # what the backward pass of a block is at after it was computed again: its MLP, between the
@@ -278,11 +275,10 @@ def estimate(config: TrainConfig, micro_batch_size: int, world_size: int) -> Mem
         # Over before a block is computed again. On several, as much is there in addition: measured,
         # and not accounted for.
         head = max(0, head - n_tokens * again)
-    kept_of_values = 2 * size * model.value_embedding_width  # and their sum with the values
     return Memory(
         state,
         gradients,
-        n_tokens * (model.n_layer * kept + kept_of_values + again),
+        n_tokens * (model.n_layer * kept + again),
         head,
         receive_buffers,
         accumulates=max(s.batch_tokens for s in config.stages) > n_tokens * world_size,
@@ -354,4 +350,4 @@ def _table_params(config: TrainConfig) -> int:
     """Parameters of the tables of tokens and of positions."""
     model = config.model
     positions = model.context_length if model.positions == "learned" else 0
-    return model.table_params + positions * model.n_embd
+    return (model.token_rows + positions) * model.n_embd

@@ -130,7 +130,7 @@ PARTS = {
     "matrix products": r"nvjet|gemm|cutlass|xmma|splitK|^product_kernel",
     "attention": r"^attn_|flash|sdpa|fmha|compute_dot_do_o|convert_dq",
     "loss": r"cross_entropy_kernel|softmax|nll_loss",
-    "MLP: bias and activation": r"^bias_activation|gelu|tanh",
+    "MLP: bias and GELU": r"gelu(?!_mlp)|tanh",
     "residuals and normalisation": r"(layer|rms)_norm|LayerNorm|layernorm|GammaBeta",
     "optimizer and clipping": r"multi_tensor_apply|lpnorm|adam|^(momentum|apply)_kernel",
 }

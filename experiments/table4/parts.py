@@ -44,11 +44,6 @@ PARTS = {
 
 CANDIDATES = {
     "swiglu": Part("SwiGLU instead of GELU", ("model.mlp=swiglu",)),
-    "relu_squared": Part("squared ReLU instead of GELU", ("model.mlp=relu_squared",)),
-    "value_embeddings": Part(
-        "value embeddings in every second layer", ("model.value_embedding_every=2",)
-    ),
-    "smear": Part("smear: the previous token's embedding, gated", ("model.smear=true",)),
     "untied_head": Part("untied head", ("model.tie_embeddings=false",)),
     "wide_heads": Part(
         "6 heads of 128 instead of 12 of 64", ("model.n_head=6", "model.n_kv_head=2")
@@ -72,7 +67,7 @@ CANDIDATES = {
         f"adamw_lr_{lr}": Part(
             f"AdamW's learning rate {lr}", (f"optim.adamw_lr={lr}",), same_steps=True
         )
-        for lr in ("1e-2", "2e-2", "4e-2")
+        for lr in ("2e-2", "4e-2")
     },
 }
 """Parts that the recipe does not have."""

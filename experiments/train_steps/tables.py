@@ -13,7 +13,6 @@ PARTS: dict[str, str] = {
     "matrix products": "matmuls",
     "nothing running": "GPU idle",
     "casts, bias gradients, embedding and the rest": "casts, bias gradients, embedding, other",
-    "MLP: bias and GELU": "MLP: bias and activation",  # of earlier results
 }
 """Names of parts in the table, by their names in results."""
 BASES = ("nanoGPT, flash", "nanoGPT, cuDNN", "Hugging Face, eager")

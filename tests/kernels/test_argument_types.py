@@ -11,9 +11,9 @@ import torch
 from kernels import BlockSparseMask, ContextGroup, context_attention, flash_attention
 from kernels import flash_attention_packed as packed
 from kernels.fused.cross_entropy import linear_cross_entropy
+from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.fused.layer_norm import add_layer_norm
 from kernels.fused.linear import linear
-from kernels.fused.mlp import mlp
 from kernels.mask.patterns import butterfly, random, sliding_window
 
 X = torch.randn(1, 16, 2, 16)
@@ -95,14 +95,14 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: loss(z_loss=None), "z_loss must be a number, got None"),
     (lambda: loss(ignore_index=None), "ignore_index must be a whole number of 64 bits, got None"),
     (lambda: loss(reduction=["mean"]), "reduction must be 'mean', 'sum' or 'none', got ['mean']"),
-    (lambda: mlp([0.0], TABLE, BIAS, TABLE), "x must be a torch.Tensor, got [0.0] (list)"),
-    (lambda: mlp(ROWS, TABLE, 0.0, TABLE), "b_in must be a torch.Tensor or None, got 0.0"),
+    (lambda: gelu_mlp([0.0], TABLE, BIAS, TABLE), "x must be a torch.Tensor, got [0.0] (list)"),
+    (lambda: gelu_mlp(ROWS, TABLE, 0.0, TABLE), "b_in must be a torch.Tensor or None, got 0.0"),
     (
-        lambda: mlp(ROWS, TABLE, None, TABLE, recompute="no"),
+        lambda: gelu_mlp(ROWS, TABLE, None, TABLE, recompute="no"),
         "recompute must be True or False, got 'no' (str)",
     ),
-    (lambda: mlp(ROWS, TABLE.int(), None, TABLE.int()), "must be floating-point, the weights"),
-    (lambda: mlp(ROWS, BIAS[0], None, TABLE), "w_in (F, C) and w_out (C, F), got (4, 8), ()"),
+    (lambda: gelu_mlp(ROWS, TABLE.int(), None, TABLE.int()), "must be floating-point, the weights"),
+    (lambda: gelu_mlp(ROWS, BIAS[0], None, TABLE), "w_in (F, C) and w_out (C, F), got (4, 8), ()"),
     (lambda: linear(ROWS, "w"), "weight must be a torch.Tensor, got 'w' (str)"),
     (lambda: linear(ROWS, TABLE, 0.0), "bias must be a torch.Tensor or None, got 0.0 (float)"),
     (lambda: linear(ROWS.int(), TABLE), "must be floating-point and on one device, got torch.int3"),

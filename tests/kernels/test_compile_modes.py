@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kernels import BlockSparseMask, flash_attention
 from kernels.fused.cross_entropy import linear_cross_entropy
+from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.fused.layer_norm import add_layer_norm
-from kernels.fused.mlp import mlp
 from kernels.mask.patterns import butterfly
 from kernels.testing import make_qkv
 
@@ -96,7 +96,7 @@ def test_the_other_operators(mode: str) -> None:
     def block(x: Tensor, targets: Tensor, *weights: Tensor) -> tuple[Tensor]:
         w_in, b_in, w_out, head, weight, bias = weights
         with torch.autocast("cuda", torch.bfloat16):
-            x, y = add_layer_norm(x, mlp(x, w_in, b_in, w_out), None, weight, bias)
+            x, y = add_layer_norm(x, gelu_mlp(x, w_in, b_in, w_out), None, weight, bias)
             return (linear_cross_entropy(x + y, head, targets),)
 
     compiled = torch.compile(block, mode=mode)

@@ -10,9 +10,9 @@ from torch.autograd import forward_ad
 
 from kernels import flash_attention
 from kernels.fused.cross_entropy import linear_cross_entropy
+from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.fused.layer_norm import add_layer_norm
 from kernels.fused.linear import linear
-from kernels.fused.mlp import mlp
 from kernels.testing import make_qkv
 
 ROWS, TABLE = torch.randn(5, 8), torch.randn(8, 8)
@@ -22,8 +22,8 @@ TARGETS = torch.randint(8, (5,))
 def rows_of(function: str, x: Tensor) -> Tensor:
     if function == "linear":
         return linear(x, TABLE)
-    if function == "mlp":
-        return mlp(x, TABLE, None, TABLE)
+    if function == "gelu_mlp":
+        return gelu_mlp(x, TABLE, None, TABLE)
     return linear_cross_entropy(x, TABLE, TARGETS, reduction="none")
 
 
@@ -39,7 +39,7 @@ DERIVATIVES = {
 }
 
 
-@pytest.mark.parametrize("function", ["linear", "mlp", "linear_cross_entropy"])
+@pytest.mark.parametrize("function", ["linear", "gelu_mlp", "linear_cross_entropy"])
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_operators_refuse_derivatives_by_transforms(function: str, name: str) -> None:
     message = f"{function} does not support {name}: use torch.autograd.grad, or "
@@ -47,7 +47,7 @@ def test_operators_refuse_derivatives_by_transforms(function: str, name: str) ->
         DERIVATIVES[name](partial(rows_of, function), ROWS)
 
 
-@pytest.mark.parametrize("function", ["linear", "mlp", "linear_cross_entropy"])
+@pytest.mark.parametrize("function", ["linear", "gelu_mlp", "linear_cross_entropy"])
 def test_operators_support_vmap(function: str) -> None:
     several = torch.stack([ROWS, ROWS + 1])
     expected = torch.stack([rows_of(function, x) for x in several])

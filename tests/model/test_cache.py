@@ -40,7 +40,7 @@ def test_append_returns_all_keys_and_values_of_the_layer() -> None:
             k, v = cache.append(layer, *given[layer][-1])
             assert torch.equal(k, torch.cat([k for k, _ in given[layer]], dim=1))
             assert torch.equal(v, torch.cat([v for _, v in given[layer]], dim=1))
-        cache.advance(torch.zeros(1, n_tokens))
+        cache.advance(n_tokens)
     assert cache.length == 7
 
 
@@ -49,7 +49,7 @@ def test_tokens_count_from_advance_until_reset() -> None:
     first, _ = cache.append(0, *keys_and_values(2))
     k, v = keys_and_values(3)
     assert torch.equal(cache.append(0, k, v)[0], k)
-    cache.advance(torch.zeros(1, 3))
+    cache.advance(3)
     cache.reset()
     assert cache.length == 0
     again, _ = cache.append(0, k, v)
@@ -78,7 +78,7 @@ def test_under_autocast_the_cache_has_the_autocast_dtype() -> None:
 def test_invalid_keys_are_refused() -> None:
     cache = KVCache(1, capacity=4)
     cache.append(0, *keys_and_values(3))
-    cache.advance(torch.zeros(1, 3))
+    cache.advance(3)
     with pytest.raises(ValueError, match=r"holds 3 tokens and has room for 4: 2 more.*reset"):
         cache.append(0, *keys_and_values(2))
     k, v = keys_and_values(1)
@@ -177,14 +177,3 @@ def test_a_cache_does_not_extend_learned_positions() -> None:
     with pytest.raises(ValueError, match=r"17 tokens.*model.context_length=16.*rotary"):
         model.hidden(torch.zeros(1, 2, dtype=torch.int64), cache=cache)
     assert cache.length == CONTEXT - 1
-
-
-def test_a_reused_buffer_of_tokens_changes_no_earlier_token() -> None:
-    torch.manual_seed(0)
-    config = ModelConfig(vocab_size=11, context_length=8, n_layer=1, n_head=2, n_embd=8, smear=True)
-    model = GPT(config).double().eval()
-    torch.nn.init.normal_(model.smear_scale)
-    tokens, cache, buffer = torch.randint(11, (1, 6)), KVCache(1, 8), torch.zeros(1, 1).long()
-    with torch.no_grad():
-        states = [model.hidden(buffer.copy_(tokens[:, n : n + 1]), cache=cache) for n in range(6)]
-        torch.testing.assert_close(torch.cat(states, dim=1), model.hidden(tokens))

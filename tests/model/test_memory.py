@@ -31,8 +31,8 @@ def test_a_classifier_with_a_large_vocabulary_is_refused():
 
 def test_the_weights_are_counted_exactly(monkeypatch):
     sizes = {"n_head": 4, "n_kv_head": 2, "head_size": 24, "n_inner": 50, "mlp": "swiglu"}
-    sizes |= {"tie_embeddings": False, "value_embedding_every": 2}
-    config = ModelConfig(**sizes, n_embd=48, n_layer=2, vocab_size=61, context_length=8)
+    sizes |= {"tie_embeddings": False, "n_embd": 48, "n_layer": 2}
+    config = ModelConfig(**sizes, vocab_size=61, context_length=8)
     matrices = sum(4 * p.numel() for p in GPT(config).parameters() if p.dim() == 2)
     memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": matrices}
     monkeypatch.setattr("os.sysconf", memory.__getitem__)

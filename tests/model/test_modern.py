@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from kernels.fused.embedding import _Embedding
 from kernels.fused.rotary import rotary_qkv
 from kernels.reference.standard import standard_attention
-from model.attention import SelfAttention
 from model.config import ModelConfig
 from model.flops import attention_share, count_params
 from model.generate import generate
@@ -42,11 +41,7 @@ CHOICES = {
     "rms_norm": {"norm": "rms_norm", "norm_eps": 1e-3},
     "swiglu": {"mlp": "swiglu"},
     "narrow swiglu": {"mlp": "swiglu", "n_inner": 50},
-    "relu squared": {"mlp": "relu_squared", "n_inner": 50},
     "softcap": {"logit_softcap": 0.5, "positions": "learned"},
-    "value embeddings": {"value_embedding_every": 2, "n_kv_head": 2},
-    "value embeddings everywhere": {"value_embedding_every": 1, "positions": "learned"},
-    "smear": {"smear": True},
     "growing window": {
         "window_size": 9, "context_schedule": [[16, 0.5], [64, 0.5]], "window_grows": True
     },
@@ -80,7 +75,7 @@ def test_the_kernels_of_queries_keys_and_tokens_have_the_gradients_of_the_refere
     qk_norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    model = GPT(replace(MODERN, qk_norm=qk_norm, value_embedding_every=2))
+    model = GPT(replace(MODERN, qk_norm=qk_norm))
     expected = gradients(without_zeros(model))
     kernels = partial(rotary_qkv, impl="triton")
     monkeypatch.setattr("model.attention.rotary_qkv", kernels)
@@ -189,46 +184,6 @@ def test_norms_and_gates_match_pytorch() -> None:
     torch.testing.assert_close(model(tokens_), before, rtol=1e-4, atol=1e-5)
 
 
-def test_the_square_of_a_relu() -> None:
-    mlp = GPT(replace(BASE, mlp="relu_squared")).double().blocks[0].mlp
-    x = torch.randn(2, 10, 32, dtype=torch.float64)
-    h = F.linear(x, mlp.fc_in.weight, mlp.fc_in.bias).clamp(min=0).square()
-    torch.testing.assert_close(mlp(x).branch, F.linear(h, mlp.fc_out.weight))
-    assert mlp.fc_out.in_features == 4 * 32
-
-
-def test_value_embeddings_are_added_to_the_values_of_their_layers() -> None:
-    """A model starts as it would without them, and a constant vector moves all outputs by it."""
-    config = replace(BASE, n_kv_head=2)
-    models = []
-    for every in (0, 2):
-        torch.manual_seed(0)
-        models.append(GPT(replace(config, value_embedding_every=every)).double().eval())
-    plain, model = models
-    x = tokens()
-    assert torch.equal(plain(x), model(x))
-    assert model.config.value_layers == [1, 3] and model.value_emb.weight.shape == (64, 2 * 16)
-    torch.nn.init.normal_(model.value_emb.weight)
-    seen = {}
-
-    def record(attention: SelfAttention, _: tuple, kwargs: dict) -> None:
-        seen.setdefault(attention.layer, kwargs["value_embedding"])
-
-    for block in model.blocks:
-        block.attn.register_forward_pre_hook(record, with_kwargs=True)
-    model(x)
-    assert seen[0] is None and seen[2] is None
-    assert torch.equal(torch.cat([seen[1], seen[3]], -1), model.value_emb.weight[x])
-    # Probabilities sum to 1: a vector added to all values is added to the output of attention.
-    attention, states = model.blocks[1].attn, torch.randn(2, 10, 32, dtype=torch.float64)
-    added = torch.randn(16, dtype=torch.float64)
-    moved = attention(states, value_embedding=added.expand(2, 10, 16)).branch
-    still = attention(states, value_embedding=torch.zeros(2, 10, 16, dtype=torch.float64)).branch
-    heads = added.view(2, 1, 8).expand(2, 2, 8).flatten()  # two query heads share each
-    expected = still + F.linear(heads, attention.out_proj.weight)
-    torch.testing.assert_close(moved, expected)
-
-
 def test_blocks_that_start_at_zero_are_the_identity() -> None:
     torch.manual_seed(0)
     plain = GPT(BASE)
@@ -242,25 +197,6 @@ def test_blocks_that_start_at_zero_are_the_identity() -> None:
         model.named_parameters(), plain.named_parameters(), strict=True
     ):
         assert not weight.any() if name.endswith(ends) else torch.equal(weight, other), name
-
-
-def test_smear_adds_the_gated_embedding_of_the_previous_token() -> None:
-    torch.manual_seed(0)
-    model = GPT(replace(BASE, smear=True)).double().eval()
-    torch.manual_seed(0)
-    assert torch.equal(model(tokens()), GPT(BASE).double().eval()(tokens()))  # at first
-    without_zeros(model)
-    x, doc_start = tokens(6), torch.tensor([[0, 0, 0, 3, 3, 5], [0, 1, 1, 1, 1, 1]]).int()
-    for starts, first in ((None, [[0], [0]]), (doc_start, [[0, 3, 5], [0, 1]])):
-        smeared, *_ = model._embed(x, 0, starts, None)
-        embedded = model.tok_emb(x)
-        for row in range(2):
-            for at in range(6):
-                expected = embedded[row, at]
-                if at not in first[row]:
-                    gate = torch.sigmoid(expected @ model.smear_gate) * model.smear_scale
-                    expected = expected + gate * embedded[row, at - 1]
-                torch.testing.assert_close(smeared[row, at], expected)
 
 
 def test_logits_are_bounded_and_their_loss_is_that_of_the_logits() -> None:
@@ -317,10 +253,9 @@ def test_flops_count_visible_pairs() -> None:
         ({"full_every": 1, "window_size": 4}, "model.full_every=1 must be 0, or at least 2"),
         ({"window_size": 4, "attention": "sdpa"}, "=4 is not supported with model.attention=sdpa"),
         ({"norm": "batch_norm"}, "model.norm='batch_norm' must be one of layer_norm, rms_norm"),
-        ({"mlp": "relu"}, "model.mlp='relu' must be one of gelu, swiglu, relu_squared"),
+        ({"mlp": "relu"}, "model.mlp='relu' must be one of gelu, swiglu"),
         ({"window_grows": True}, "model.window_grows=true has no effect without"),
         ({"logit_softcap": 0.0}, "model.logit_softcap=0.0 must be a finite number above 0"),
-        ({"value_embedding_every": 5}, "=5 must be at least 0 and at most model.n_layer=4"),
         ({"head_size": 0}, "model.head_size=0 must be at least 1"),
         ({"head_size": 257}, "model.head_size=257 must be at most 256"),
         ({"head_size": 7}, "model.head_size=7 gives heads of 7, .* choose an even size"),

@@ -108,10 +108,10 @@ NORM, OPTIMIZER = "residuals and normalisation", "optimizer and clipping"
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "attention"),
         ("cross_entropy_kernel", "loss"),
         ("triton_red_fused__log_softmax__to_copy_masked_fill_19", "loss"),
-        ("bias_activation_bwd_kernel", "MLP: bias and activation"),
-        ("triton_poi_fused_gelu_gelu_backward_view_6", "MLP: bias and activation"),
+        ("bias_gelu_bwd_kernel", "MLP: bias and GELU"),
+        ("triton_poi_fused_gelu_gelu_backward_view_6", "MLP: bias and GELU"),
         # torch.compile also names those of our operators whose results it reads
-        ("triton_poi_fused_mlp_bwd_native_layer_norm_backward_3", NORM),
+        ("triton_poi_fused_gelu_mlp_bwd_native_layer_norm_backward_3", NORM),
         ("triton_per_fused_linear_cross_entropy_grad_native_layer_norm_7", NORM),
         ("void multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata>", OPTIMIZER),
         ("triton_red_fused__fused_rms_norm_add_4", NORM),

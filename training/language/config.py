@@ -230,11 +230,6 @@ class TrainConfig:
                 f"model.window_grows=true does not support parallel.context="
                 f"{self.parallel.context}, which splits the sequences. Remove one of them"
             )
-        if self.model.smear and self.parallel.context > 1:
-            raise ValueError(
-                f"model.smear=true does not support parallel.context={self.parallel.context}: the "
-                "previous token may be on another GPU. Remove one of them"
-            )
         for stage in self.stages:
             self._check_chunks(stage.context_length)
 

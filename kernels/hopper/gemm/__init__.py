@@ -1,1 +1,1 @@
-"""GEMM on Hopper with bias, activation and their gradients in the same kernel."""
+"""GEMM on Hopper with bias, GELU and their gradients in the same kernel."""

@@ -1,6 +1,4 @@
-"""Epilogues of `kernels.hopper.gemm.gemm`: bias, activation, and their gradients.
-
-The activation is a GELU or a squared ReLU.
+"""Epilogues of `kernels.hopper.gemm.gemm`: bias, GELU, and their gradients.
 
 A tile is processed in two halves of columns. Each group has one buffer in shared memory for each
 half, from which the copy engine stores results. A third buffer would save a wait, but would replace
@@ -13,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from ...fused.triton.activation import CUBIC, TWICE
+from ...fused.triton.gelu import CUBIC, TWICE
 from ...triton.primitives import LOG2E
 from ..gluon import exp2, reciprocal, round_to, tma_load, tma_store
 
@@ -24,7 +22,7 @@ class Epilogue(NamedTuple):
     """Arguments of an epilogue: descriptors of (rows, columns) matrices, and pointers."""
 
     h: gl.tensor  # product without the bias: stored forward, read backward
-    g: gl.tensor  # activation, or None if it is not stored
+    g: gl.tensor  # GELU, or None if it is not stored
     dh: gl.tensor  # gradient of h, or None
     bias_ptr: gl.tensor  # (n_columns,) fp32, or None
     sums_ptr: gl.tensor  # (tiles down, n_columns) fp32: column sums of dh in each tile; or None
@@ -47,38 +45,36 @@ def load_h(m, n, epilogue, group: gl.constexpr):
 
 
 @gluon.jit
-def activation_epilogue(low, high, m, n, epilogue, group: gl.constexpr, RELU_SQUARED: gl.constexpr):
-    """Store the product, given as its halves, and the activation of product plus bias."""
+def gelu_epilogue(low, high, m, n, epilogue, group: gl.constexpr):
+    """Store the product, given as its low and high half, and the GELU of product plus bias."""
     HALF: gl.constexpr = low.shape[1]
     DTYPE: gl.constexpr = epilogue.h.dtype
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    # Apply the activation to the rounded product, which is what the backward pass reads.
+    # Apply the GELU to the rounded product, which is what the backward pass reads.
     low = round_to(gl.convert_layout(low, L), DTYPE)
     high = round_to(gl.convert_layout(high, L), DTYPE)
     first = epilogue.buffers.index(group * HALVES)
     second = epilogue.buffers.index(group * HALVES + 1)
-    # The activation of the tile before may still be leaving through these buffers.
+    # The GELU of the tile before may still be leaving through these buffers.
     tma.store_wait(0)
-    # Both halves of the product leave first: the copy engine reads them while the activation of the
-    # low half is computed.
+    # Both halves of the product leave first: the copy engine reads them while the GELU of the low
+    # half is computed.
     _put(epilogue.h, m, n, low, first)
     _put(epilogue.h, m, n + HALF, high, second)
-    low = _activate(low, n, epilogue, L, RELU_SQUARED)
+    low = _gelu(low, n, epilogue, L)
     # All stores but the newest are done, so the first buffer is free.
     tma.store_wait(1)
     _put(epilogue.g, m, n, low, first)
-    high = _activate(high, n + HALF, epilogue, L, RELU_SQUARED)
+    high = _gelu(high, n + HALF, epilogue, L)
     tma.store_wait(1)
     _put(epilogue.g, m, n + HALF, high, second)
 
 
 @gluon.jit
-def gradient_epilogue(
-    low, high, m, n, epilogue, j, group: gl.constexpr, RELU_SQUARED: gl.constexpr
-):
-    """Store the gradient of h, its column sums and the activation, as far as the plan has them.
+def gelu_gradient_epilogue(low, high, m, n, epilogue, j, group: gl.constexpr):
+    """Store the gradient of h, its column sums and the GELU, as far as the plan has them.
 
-    The product, given as its halves, is the gradient of the activation. The column sums are for the
+    The product, given as its halves, is the gradient of the GELU. The column sums are for the
     gradient of the bias. j counts tiles of the group.
     """
     M: gl.constexpr = low.shape[0]
@@ -88,9 +84,9 @@ def gradient_epilogue(
     mbarrier.wait(epilogue.h_full.index(group), j & 1)
     # One half after the other: to read both at once would spill registers.
     first = epilogue.buffers.index(group * HALVES)
-    low_sums = _gradient_half(low, m, n, epilogue, first, L, RELU_SQUARED)
+    low_sums = _gelu_gradient_half(low, m, n, epilogue, first, L)
     second = epilogue.buffers.index(group * HALVES + 1)
-    high_sums = _gradient_half(high, m, n + HALF, epilogue, second, L, RELU_SQUARED)
+    high_sums = _gelu_gradient_half(high, m, n + HALF, epilogue, second, L)
     if epilogue.sums_ptr is not None:
         columns = n + gl.arange(0, HALF, layout=gl.SliceLayout(0, L))
         sums = epilogue.sums_ptr + m // M * epilogue.n_columns + columns
@@ -99,22 +95,15 @@ def gradient_epilogue(
 
 
 @gluon.jit
-def _gradient_half(dg, m, n, epilogue, buffer, L: gl.constexpr, RELU_SQUARED: gl.constexpr):
+def _gelu_gradient_half(dg, m, n, epilogue, buffer, L: gl.constexpr):
     """Store dh from row m and column n on, given dg, and h in the buffer; return column sums."""
     h = buffer.reshape([dg.shape[0], dg.shape[1]]).load(L)
     x = _with_bias(h, n, epilogue, L)
-    dg = gl.convert_layout(dg, L)
-    if RELU_SQUARED:
-        r = _relu(x)
-        g = r * r
-        dx = dg * (2.0 * r)
-    else:
-        s = _gate(x)
-        g = x * s
-        dx = dg * (s + (g - g * s) * (TWICE + x * x * (3.0 * CUBIC * TWICE)))
+    s = _gate(x)
+    g = x * s
+    dx = gl.convert_layout(dg, L) * (s + (g - g * s) * (TWICE + x * x * (3.0 * CUBIC * TWICE)))
     g = round_to(g, epilogue.dh.dtype)
-    # The gradient leaves first. The activation is rounded before, so that it waits in fewer
-    # registers.
+    # The gradient leaves first. The GELU is rounded before, so that it waits in fewer registers.
     _put(epilogue.dh, m, n, round_to(dx, epilogue.dh.dtype), buffer)
     sums = gl.sum(dx, 0)
     if epilogue.g is not None:
@@ -124,13 +113,10 @@ def _gradient_half(dg, m, n, epilogue, buffer, L: gl.constexpr, RELU_SQUARED: gl
 
 
 @gluon.jit
-def _activate(h, n, epilogue, L: gl.constexpr, RELU_SQUARED: gl.constexpr):
-    """Activation of h (M, N / 2) plus the bias, in the dtype of h."""
+def _gelu(h, n, epilogue, L: gl.constexpr):
+    """GELU of h (M, N / 2) plus the bias, in the dtype of h."""
     x = _with_bias(h, n, epilogue, L)
-    if RELU_SQUARED:
-        return round_to(_relu(x) * _relu(x), h.dtype)
-    else:
-        return round_to(x * _gate(x), h.dtype)
+    return round_to(x * _gate(x), h.dtype)
 
 
 @gluon.jit
@@ -145,14 +131,8 @@ def _with_bias(h, n, epilogue, L: gl.constexpr):
 
 
 @gluon.jit
-def _relu(x):
-    """max(x, 0); NaN stays NaN."""
-    return gl.where(x < 0.0, 0.0, x)
-
-
-@gluon.jit
 def _gate(x):
-    """Factor of x in the GELU: `kernels.fused.triton.activation.gate` in fewer instructions."""
+    """Factor of x in the GELU: `kernels.fused.triton.gelu.gate` in fewer instructions."""
     return reciprocal(1.0 + exp2(x * (-TWICE * LOG2E + x * x * (-TWICE * LOG2E * CUBIC))))
 
 

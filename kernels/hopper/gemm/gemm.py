@@ -1,4 +1,4 @@
-"""GEMM for Hopper (H100, H200) in Gluon, with an epilogue: bias, activation or its gradient.
+"""GEMM for Hopper (H100, H200) in Gluon, with an epilogue: bias, GELU or its gradient.
 
 One persistent program runs on each SM and computes every n-th tile of the result, where n is the
 number of programs. Its producer warp loads the factors with the copy engine into a ring of stages.
@@ -29,7 +29,7 @@ from ..launch import (
     tile_type,
 )
 from ..pipeline import arrive, make_full_and_empty, wait_empty, wait_full
-from .epilogue import HALVES, Epilogue, activation_epilogue, gradient_epilogue, load_h
+from .epilogue import HALVES, Epilogue, gelu_epilogue, gelu_gradient_epilogue, load_h
 
 ROWS, COLUMNS, DEPTH = 128, 128, 64  # of a tile, and of a stage
 M, N, K = gl.constexpr(ROWS), gl.constexpr(COLUMNS), gl.constexpr(DEPTH)
@@ -39,13 +39,12 @@ STAGES = gl.constexpr(5)
 
 @dataclass(frozen=True)
 class GemmPlan:
-    """One compilation of the kernel; without `gradient`, `stores_g` and `bias` are always on."""
+    """One compilation of the kernel; without `gradient`, `gelu` and `bias` are always on."""
 
     transposed: bool  # whether b is (columns of the result, depth), not (depth, columns)
-    gradient: bool  # whether the product is the gradient of the activation, rather than its input
-    relu_squared: bool = False  # whether the activation is a squared ReLU, rather than a GELU
-    stores_g: bool = True  # whether the activation is stored
-    bias: bool = True  # whether a bias is added before the activation, and has a gradient
+    gradient: bool  # whether the product is the gradient of a GELU, rather than its input
+    gelu: bool = True  # whether the GELU is stored
+    bias: bool = True  # whether a bias is added before the GELU, and has a gradient
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -155,9 +154,9 @@ def _consume(ring, mma_order, epilogue, tiles, group: gl.constexpr, plan: gl.con
         # The epilogue takes one half of the columns at a time, which needs half of the registers.
         low, high = gl.split(acc.reshape([M, 2, HALF]).permute((0, 2, 1)))
         if plan.gradient:
-            gradient_epilogue(low, high, m, n, epilogue, j, group, plan.relu_squared)
+            gelu_gradient_epilogue(low, high, m, n, epilogue, j, group)
         else:
-            activation_epilogue(low, high, m, n, epilogue, group, plan.relu_squared)
+            gelu_epilogue(low, high, m, n, epilogue, group)
     # Shared memory must outlive the last stores, which read it.
     tma.store_wait(0)
 
@@ -208,7 +207,7 @@ def compile_gemm(plan: GemmPlan, dtype: torch.dtype) -> Any:
         tile_type(ROWS, DEPTH, dtype),
         tile_type(COLUMNS, DEPTH, dtype) if plan.transposed else tile_type(DEPTH, COLUMNS, dtype),
         half,
-        half if plan.stores_g else None,
+        half if plan.gelu else None,
         half if plan.gradient else None,
         "*fp32" if plan.bias else None,
         "*fp32" if plan.bias and plan.gradient else None,

@@ -62,14 +62,14 @@ def test_times_are_means_over_the_training():
     seconds = seconds_per_token({"rows": rows})
     assert seconds == pytest.approx({"recipe": 0.0125, "recipe_without_windows": 0.0175})
     assert relative_time(seconds, "recipe", "recipe_without_windows") == pytest.approx(1.25 / 1.75)
-    assert relative_time(seconds, "recipe_with_smear", "recipe") is None
+    assert relative_time(seconds, "recipe_with_swiglu", "recipe") is None
     assert relative_time({}, "recipe_with_zero_init", "recipe") == 1.0
     last = step_table({"rows": rows}).splitlines()[-1]
     assert last == "| `recipe_without_windows` | 1000.0 | 4000.0 | 1.400 |"
 
 
 def test_parts_whose_steps_are_the_same_are_not_timed():
-    assert {"windows", "smear"} <= {*TIMED}
+    assert {"windows", "swiglu"} <= {*TIMED}
     assert not {"zero_init", "higher_lr"} & {*TIMED}
     assert recipe_step.AGAIN not in TIMED.values()
 

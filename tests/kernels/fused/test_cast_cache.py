@@ -7,7 +7,7 @@ from torch import nn
 from kernels.fused import cast_cache
 from kernels.fused.cast_cache import CastCache, cast_weight
 from kernels.fused.cross_entropy import linear_cross_entropy
-from kernels.fused.mlp import mlp
+from kernels.fused.gelu_mlp import gelu_mlp
 
 HALF = torch.float16
 
@@ -96,22 +96,22 @@ def test_only_parameters_are_cached(weight):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_both_passes_of_all_micro_batches_share_casts(compiled, n_made):
     torch.compiler.reset()
-    weights = [nn.Parameter(torch.randn(shape)) for shape in ((16, 8), (16,), (8, 16))]
+    mlp = [nn.Parameter(torch.randn(shape)) for shape in ((16, 8), (16,), (8, 16))]
     head = nn.Parameter(torch.randn(11, 8))
     targets = torch.arange(6)
 
     def loss_of(x):
-        return linear_cross_entropy(mlp(x, *weights), head, targets)
+        return linear_cross_entropy(gelu_mlp(x, *mlp), head, targets)
 
     run = torch.compile(loss_of, backend="aot_eager", fullgraph=True) if compiled else loss_of
     batches = torch.randn(3, 6, 8).half()
     expected = []
     for batch in batches:
-        expected += torch.autograd.grad(run(batch), [*weights, head])
+        expected += torch.autograd.grad(run(batch), [*mlp, head])
     before = n_made()
     actual = []
     with CastCache().activate():
         for batch in batches:
-            actual += torch.autograd.grad(run(batch), [*weights, head])
+            actual += torch.autograd.grad(run(batch), [*mlp, head])
     assert n_made() - before == 3 < before
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))

@@ -10,9 +10,9 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize(
     ("impl", "name", "functions"),
     [
-        ("hopper", "activation", ["linear_activation", "linear_activation_bwd"]),
-        ("triton", "activation", ["linear_activation", "linear_activation_bwd"]),
-        ("reference", "activation", ["linear_activation", "linear_activation_bwd"]),
+        ("hopper", "gelu", ["linear_gelu", "linear_gelu_bwd"]),
+        ("triton", "gelu", ["linear_gelu", "linear_gelu_bwd"]),
+        ("reference", "gelu", ["linear_gelu", "linear_gelu_bwd"]),
         ("triton", "cross_entropy", ["row_cross_entropy"]),
         ("reference", "cross_entropy", ["row_cross_entropy"]),
         ("triton", "layer_norm", ["layer_norm_bwd"]),

@@ -12,9 +12,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.fused.triton import (
-    activation,
     adamw,
     cross_entropy,
+    gelu,
     layer_norm,
     muon,
     rotary,
@@ -24,7 +24,7 @@ from kernels.fused.triton import (
 from kernels.triton import merge
 from tests.kernels.triton.compile_kernels import registers_and_stack
 
-TILES = {"ROWS": activation.ROWS, "COLUMNS": activation.COLUMNS}
+TILES = {"ROWS": gelu.ROWS, "COLUMNS": gelu.COLUMNS}
 LOSS = {"BLOCK_V": cross_entropy.BLOCK_V, "weights_ptr": None}
 ROTARY = ("half", "HALF", "ROWS", "NUM_STAGES")
 # name -> kernel, its constants, and its launch options
@@ -58,24 +58,12 @@ KERNELS = {
         for contiguous in ("inner_stride", "row_stride")
     },
     "add_parts": (sums.add_parts_kernel, {"ROWS": sums.ROWS, "COLUMNS": sums.COLUMNS}, {}),
-    **{
-        f"bias and {name}": (
-            activation.bias_activation_kernel,
-            TILES | {"RELU_SQUARED": squared},
-            {"num_warps": activation.NUM_WARPS},
-        )
-        for name, squared in (("GELU", False), ("squared ReLU", True))
-    },
-    **{
-        f"gradient of bias and {name}": (
-            activation.bias_activation_bwd_kernel,
-            TILES
-            | {"RELU_SQUARED": squared, "STEPS": activation.STEPS}
-            | {"NUM_STAGES": activation.NUM_STAGES},
-            {"num_warps": activation.NUM_WARPS},
-        )
-        for name, squared in (("GELU", False), ("squared ReLU", True))
-    },
+    "bias and GELU": (gelu.bias_gelu_kernel, TILES, {"num_warps": gelu.NUM_WARPS}),
+    "gradient of bias and GELU": (
+        gelu.bias_gelu_bwd_kernel,
+        TILES | {"STEPS": gelu.STEPS, "NUM_STAGES": gelu.NUM_STAGES},
+        {"num_warps": gelu.NUM_WARPS},
+    ),
     **{
         f"cross_entropy, softcap {softcap}": (
             cross_entropy.cross_entropy_kernel,

@@ -1,4 +1,4 @@
-"""Compile the gemms with an activation for sm_90a and print the resources of each, as JSON.
+"""Compile the gemms with a GELU for sm_90a and print the resources of each, as JSON.
 
 This is a separate program, like compile_kernels.py.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kernels.hopper.gemm.activation import backward_plan, forward_plan
+from kernels.hopper.gemm.gelu import FORWARD, backward_plan
 from kernels.hopper.gemm.gemm import GemmPlan, compile_gemm
 from kernels.hopper.launch import parameter_layout
 from tests.kernels.hopper.compile_kernels import compile_case, reused_barriers
@@ -35,8 +35,7 @@ def measure(case: Case) -> dict[str, object]:
     _, stack = registers_and_stack(compiled.asm["cubin"])
     return {
         "gradient": case.plan.gradient,
-        "relu_squared": case.plan.relu_squared,
-        "stores_g": case.plan.stores_g,
+        "gelu": case.plan.gelu,
         "bias": case.plan.bias,
         "dtype": str(case.dtype),
         "stack": stack,
@@ -49,14 +48,9 @@ def measure(case: Case) -> dict[str, object]:
 
 
 def main() -> None:
-    kinds = [(bias, recompute) for bias in (True, False) for recompute in (False, True)]
-    plans = [
-        forward_plan("gelu"),
-        *(backward_plan("gelu", bias=bias, recompute=again) for bias, again in kinds),
-        forward_plan("relu_squared"),
-        *(backward_plan("relu_squared", bias=bias, recompute=again) for bias, again in kinds),
-    ]
-    cases = [*(Case(plan, torch.bfloat16) for plan in plans), Case(plans[0], torch.float16)]
+    kinds = [(bias, gelu) for bias in (True, False) for gelu in (False, True)]
+    plans = [FORWARD, *(backward_plan(bias=bias, gelu=gelu) for bias, gelu in kinds)]
+    cases = [Case(plan, torch.bfloat16) for plan in plans] + [Case(FORWARD, torch.float16)]
     sys.stdout.write(json.dumps([measure(case) for case in cases]))
 
 

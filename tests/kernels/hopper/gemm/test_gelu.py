@@ -1,14 +1,13 @@
-"""MLP with the activation in the epilogue of a gemm: values and gradients at edges of tiles."""
+"""MLP with the GELU in the epilogue of a gemm: values and gradients, at the edges of tiles."""
 
 import pytest
 import torch
 
 from kernels import hopper
-from kernels.fused.mlp import mlp
+from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.hopper import unsupported_linear
-from tests.kernels.fused.test_mlp import (
+from tests.kernels.fused.test_gelu_mlp import (
     check_results,
-    each_activation,
     inputs,
     plain,
     results,
@@ -19,7 +18,6 @@ on_gpu = pytest.mark.gpu
 
 
 @on_gpu
-@each_activation
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(
@@ -32,9 +30,9 @@ on_gpu = pytest.mark.gpu
         (5000, 72, 1000),  # more tiles than SMs
     ],
 )
-def test_values_and_gradients(shape, recompute, dtype, activation):
+def test_values_and_gradients(shape, recompute, dtype):
     tensors = inputs(*shape, dtype=dtype, device="cuda")
-    check_results(tensors, activation, impl="hopper", recompute=recompute)
+    check_results(tensors, impl="hopper", recompute=recompute)
 
 
 @on_gpu
@@ -42,52 +40,47 @@ def test_fp32_weights_are_as_exact_as_with_the_portable_kernels():
     x, *weights = inputs(700, 768, 3072, dtype=torch.bfloat16, device="cuda")
     tensors = [x, *(w.float() for w in weights)]
     exact = results(plain, [t.double() for t in tensors])
-    actual, portable = (results(mlp, tensors, impl=impl) for impl in ("hopper", "triton"))
+    actual, portable = (results(gelu_mlp, tensors, impl=impl) for impl in ("hopper", "triton"))
     for name, value in actual.items():
         assert value.dtype == portable[name].dtype
         assert (value - exact[name]).norm() <= 1.1 * (portable[name] - exact[name]).norm(), name
 
 
 @on_gpu
-@each_activation
 @pytest.mark.parametrize("recompute", [False, True])
-def test_no_bias_matches_a_bias_of_zero(recompute, activation):
+def test_no_bias_matches_a_bias_of_zero(recompute):
     x, w_in, b_in, w_out = inputs(300, 72, 264, dtype=torch.bfloat16, device="cuda")
-    options = {"impl": "hopper", "recompute": recompute, "activation": activation}
-    expected = results(mlp, (x, w_in, b_in * 0, w_out), **options)
+    options = {"impl": "hopper", "recompute": recompute}
+    expected = results(gelu_mlp, (x, w_in, b_in * 0, w_out), **options)
     actual = results(without_bias, (x, w_in, w_out), ("x", "w_in", "w_out"), **options)
     assert all(torch.equal(value, expected[name]) for name, value in actual.items())
 
 
 @on_gpu
-@each_activation
-def test_recomputing_and_repeating_change_no_bit(activation):
+def test_recomputing_and_repeating_change_no_bit():
     tensors = inputs(3000, 256, 1024, dtype=torch.bfloat16, device="cuda")
-    options = {"impl": "hopper", "activation": activation}
-    first = results(mlp, tensors, recompute=True, **options)
+    first = results(gelu_mlp, tensors, impl="hopper", recompute=True)
     for recompute in (True, False):
-        again = results(mlp, tensors, recompute=recompute, **options)
+        again = results(gelu_mlp, tensors, impl="hopper", recompute=recompute)
         assert all(torch.equal(first[name], again[name]) for name in first)
 
 
 @on_gpu
-@each_activation
-def test_nan_is_not_hidden(activation):
+def test_nan_is_not_hidden():
     x, *weights = inputs(2, 64, 128, dtype=torch.bfloat16, device="cuda")
     x[0, 0] = float("nan")
-    found = results(mlp, [x, *weights], impl="hopper", activation=activation)
+    found = results(gelu_mlp, [x, *weights], impl="hopper")
     for name in ("y", "x"):
         assert found[name][0].isnan().all() and found[name][1].isfinite().all()
 
 
 @on_gpu
-@each_activation
-def test_large_inputs_do_not_overflow(activation):
+def test_large_inputs_do_not_overflow():
     x = torch.tensor([-1e4, -40.0, -8.0, 8.0, 1e4], device="cuda", dtype=torch.bfloat16)
     x = x[:, None] * torch.eye(1, 8, device="cuda", dtype=torch.bfloat16)
     one, zero = torch.eye(8, device="cuda").bfloat16(), torch.zeros(8, device="cuda").bfloat16()
-    actual = results(mlp, [x, one, zero, one], impl="hopper", activation=activation)
-    expected = results(plain, [t.double() for t in (x, one, zero, one)], activation=activation)
+    actual = results(gelu_mlp, [x, one, zero, one], impl="hopper")
+    expected = results(plain, [t.double() for t in (x, one, zero, one)])
     for name, value in actual.items():
         torch.testing.assert_close(value.double(), expected[name], rtol=0.02, atol=0.02, msg=name)
 
@@ -101,7 +94,7 @@ def test_tensors_may_have_any_strides():
 
     def gradients(x, *weights):
         leaves = [t.detach().requires_grad_() for t in (x, *weights)]
-        return torch.autograd.grad(mlp(*leaves, impl="hopper").sum(), leaves)
+        return torch.autograd.grad(gelu_mlp(*leaves, impl="hopper").sum(), leaves)
 
     for actual, expected in zip(
         gradients(strided, *weights), gradients(x, w_in, b_in, w_out), strict=True
@@ -112,13 +105,13 @@ def test_tensors_may_have_any_strides():
 @on_gpu
 def test_an_h100_uses_these_kernels():
     tensors = inputs(64, 64, 128, dtype=torch.bfloat16, device="cuda")
-    assert torch.equal(mlp(*tensors), mlp(*tensors, impl="hopper"))
+    assert torch.equal(gelu_mlp(*tensors), gelu_mlp(*tensors, impl="hopper"))
 
 
 def test_unsupported_calls_name_a_reason(monkeypatch):
     x, w_in, b_in, w_out = inputs(4, 24, 261, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="x.device=cpu must be an H100 or H200"):
-        mlp(x, w_in, b_in, w_out, impl="hopper")
+        gelu_mlp(x, w_in, b_in, w_out, impl="hopper")
     monkeypatch.setattr(hopper, "_is_hopper", lambda device: True)
     assert "x.dtype=torch.float32 must be" in unsupported_linear(x.float(), w_in)
     reason = unsupported_linear(x, w_in)

@@ -1,4 +1,6 @@
-"""Two linear layers and an activation: values, every gradient, and the tensors saved in between."""
+"""Two linear layers and a GELU: values, every gradient, and the tensors saved in between."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -6,14 +8,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernels.fused.mlp import mlp
+from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.testing import assert_within_budget, poison_empty
 from tests.kernels.tensors import each_dtype, random_tensors
 
 on_gpu = pytest.mark.gpu
 DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
 NAMES = ("x", "w_in", "b_in", "w_out")
-each_activation = pytest.mark.parametrize("activation", ["gelu", "relu_squared"])
 
 
 @pytest.fixture(params=["triton", "reference"])
@@ -28,14 +29,12 @@ def inputs(n=300, width=24, inner=261, *, dtype=torch.float32, device="cpu", wei
     return random_tensors(shapes, [dtype, *[weights or dtype] * 3], device, scales)
 
 
-def plain(x, w_in, b_in, w_out, activation="gelu"):
-    h = F.linear(x, w_in, b_in)
-    g = F.gelu(h, approximate="tanh") if activation == "gelu" else F.relu(h).square()
-    return F.linear(g, w_out)
+def plain(x, w_in, b_in, w_out):
+    return F.linear(F.gelu(F.linear(x, w_in, b_in), approximate="tanh"), w_out)
 
 
 def without_bias(x, w_in, w_out, **options):
-    return mlp(x, w_in, None, w_out, **options)
+    return gelu_mlp(x, w_in, None, w_out, **options)
 
 
 def results(function, tensors, names=NAMES, **options):
@@ -48,52 +47,46 @@ def results(function, tensors, names=NAMES, **options):
     return {"y": y.detach()} | dict(zip(names, grads, strict=True))
 
 
-def check_results(tensors, activation, **options):
+def check_results(tensors, **options):
     """Compare values and gradients with PyTorch's, for tensors of one dtype."""
     with poison_empty():
-        actual = results(mlp, tensors, activation=activation, **options)
-    same_dtype = results(plain, tensors, activation=activation)
-    exact = results(plain, [x.double() for x in tensors], activation=activation)
+        actual = results(gelu_mlp, tensors, **options)
+    same_dtype, exact = results(plain, tensors), results(plain, [x.double() for x in tensors])
     for name, value in actual.items():
         assert value.dtype == tensors[0].dtype
         assert_within_budget(value, same_dtype[name], exact[name], factor=2.0, name=name)
 
 
-@each_activation
 @pytest.mark.parametrize("recompute", [False, True])
 @each_dtype
-def test_values_and_gradients(impl, dtype, device, recompute, activation):
-    check_results(inputs(dtype=dtype, device=device), activation, impl=impl, recompute=recompute)
+def test_values_and_gradients(impl, dtype, device, recompute):
+    check_results(inputs(dtype=dtype, device=device), impl=impl, recompute=recompute)
 
 
-@each_activation
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
-def test_no_bias_matches_a_bias_of_zero(impl, recompute, device, activation):
+def test_no_bias_matches_a_bias_of_zero(impl, recompute, device):
     x, w_in, b_in, w_out = inputs(dtype=torch.float16, weights=torch.float32, device=device)
-    options = {"impl": impl, "recompute": recompute, "activation": activation}
-    expected = results(mlp, (x, w_in, b_in * 0, w_out), **options)
-    actual = results(without_bias, (x, w_in, w_out), ("x", "w_in", "w_out"), **options)
+    expected = results(gelu_mlp, (x, w_in, b_in * 0, w_out), impl=impl, recompute=recompute)
+    without = partial(without_bias, impl=impl, recompute=recompute)
+    actual = results(without, (x, w_in, w_out), ("x", "w_in", "w_out"))
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], msg=name)
 
 
-@each_activation
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 257), (257, 5, 2), (0, 3, 4)])
-def test_odd_shapes(impl, shape, activation):
+def test_odd_shapes(impl, shape):
     tensors = inputs(*shape)
-    actual = results(mlp, tensors, impl=impl, activation=activation)
-    expected = results(plain, tensors, activation=activation)
+    actual, expected = results(gelu_mlp, tensors, impl=impl), results(plain, tensors)
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5, msg=name)
 
 
-@each_activation
-def test_large_inputs_do_not_overflow(impl, activation):
+def test_large_inputs_do_not_overflow(impl):
     x = torch.tensor([[-1e4], [-40.0], [-8.0], [8.0], [1e4]])
     one, zero = torch.ones(1, 1), torch.zeros(1)
-    actual = results(mlp, [x, one, zero, one], impl=impl, activation=activation)
-    expected = results(plain, [t.double() for t in (x, one, zero, one)], activation=activation)
+    actual = results(gelu_mlp, [x, one, zero, one], impl=impl)
+    expected = results(plain, [t.double() for t in (x, one, zero, one)])
     for name, value in actual.items():
         torch.testing.assert_close(value.double(), expected[name], rtol=1e-4, atol=1e-12, msg=name)
 
@@ -101,7 +94,7 @@ def test_large_inputs_do_not_overflow(impl, activation):
 def test_gradients_of_weights_are_never_rounded(impl):
     """Weights are fp32 and activations are not."""
     tensors = inputs(dtype=torch.float16, weights=torch.float32)
-    actual = results(mlp, tensors, impl=impl)
+    actual = results(gelu_mlp, tensors, impl=impl)
     exact = results(plain, [x.double() for x in [tensors[0], *(w.half() for w in tensors[1:])]])
     for name in NAMES[1:]:
         assert actual[name].dtype == torch.float32
@@ -112,28 +105,25 @@ def test_gradients_of_weights_are_never_rounded(impl):
 @pytest.mark.parametrize("device", DEVICES)
 def test_weights_may_be_narrower_than_activations(impl, device):
     tensors = inputs(dtype=torch.float32, weights=torch.float16, device=device)
-    actual = results(mlp, tensors, impl=impl)
+    actual = results(gelu_mlp, tensors, impl=impl)
     expected = results(plain, [x.float() for x in tensors])
     for name, value in actual.items():
         assert value.dtype == (torch.float16 if name in NAMES[1:] else torch.float32)
         torch.testing.assert_close(value.float(), expected[name], rtol=1e-3, atol=1e-3, msg=name)
 
 
-@each_activation
-def test_nan_is_not_hidden(impl, activation):
+def test_nan_is_not_hidden(impl):
     x, *weights = inputs(n=2)
     x[0, 0] = float("nan")
-    found = results(mlp, [x, *weights], impl=impl, activation=activation)
+    found = results(gelu_mlp, [x, *weights], impl=impl)
     for name in ("y", "x"):
         assert found[name][0].isnan().all() and found[name][1].isfinite().all()
     assert found["w_in"].isnan().all() and found["w_out"].isnan().all()
 
 
-@each_activation
-def test_recomputing_changes_no_bit(impl, activation):
-    options = {"impl": impl, "activation": activation}
+def test_recomputing_changes_no_bit(impl):
     tensors = inputs(dtype=torch.float16)
-    kept, again = (results(mlp, tensors, recompute=r, **options) for r in (False, True))
+    kept, again = (results(gelu_mlp, tensors, impl=impl, recompute=r) for r in (False, True))
     assert all(torch.equal(kept[name], again[name]) for name in kept)
 
 
@@ -142,7 +132,7 @@ def test_tensors_saved_for_the_backward_pass(impl, recompute, n_kept):
     tensors = [x.requires_grad_() for x in inputs()]
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        mlp(*tensors, recompute=recompute, impl=impl)
+        gelu_mlp(*tensors, recompute=recompute, impl=impl)
     inner = [x for x in kept if x.shape == (300, 261)]
     assert len(inner) == n_kept
 
@@ -150,63 +140,60 @@ def test_tensors_saved_for_the_backward_pass(impl, recompute, n_kept):
 @pytest.mark.parametrize("weights", [torch.float16, torch.float32])
 def test_operators_are_well_registered_for_any_weights(weights):
     tensors = [x.requires_grad_() for x in inputs(dtype=torch.float16, weights=weights)]
-    torch.library.opcheck(torch.ops.papilio.mlp.default, (*tensors, "gelu", True, "triton"))
+    torch.library.opcheck(torch.ops.papilio.gelu_mlp.default, (*tensors, True, "triton"))
     x, w_in, _, w_out = tensors
     torch.library.opcheck(
-        torch.ops.papilio.mlp.default, (x, w_in, None, w_out, "relu_squared", True, "triton")
+        torch.ops.papilio.gelu_mlp.default, (x, w_in, None, w_out, True, "triton")
     )
 
 
 def test_leading_dimensions_are_kept(impl):
     x, *weights = inputs(n=12)
-    y = mlp(x.view(3, 2, 2, 24), *weights, impl=impl)
-    assert torch.equal(y, mlp(x, *weights, impl=impl).view(3, 2, 2, 24))
+    y = gelu_mlp(x.view(3, 2, 2, 24), *weights, impl=impl)
+    assert torch.equal(y, gelu_mlp(x, *weights, impl=impl).view(3, 2, 2, 24))
 
 
 def test_autocast_chooses_the_dtype():
     x, *weights = inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = mlp(x, *weights)
-    assert torch.equal(y, mlp(x.bfloat16(), *weights))
+        y = gelu_mlp(x, *weights)
+    assert torch.equal(y, gelu_mlp(x.bfloat16(), *weights))
 
 
-@each_activation
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_compiles_without_a_graph_break(recompute, device, activation):
+def test_compiles_without_a_graph_break(recompute, device):
     counter = CompileCounterWithBackend("aot_eager" if device == "cpu" else "inductor")
-    compiled = torch.compile(mlp, backend=counter, fullgraph=True)
+    compiled = torch.compile(gelu_mlp, backend=counter, fullgraph=True)
     tensors = inputs(device=device)
-    options = {"impl": "triton", "recompute": recompute, "activation": activation}
-    actual, expected = results(compiled, tensors, **options), results(mlp, tensors, **options)
+    options = {"impl": "triton", "recompute": recompute}
+    actual, expected = results(compiled, tensors, **options), results(gelu_mlp, tensors, **options)
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name], msg=name)
     assert counter.frame_count == 1
 
 
-@each_activation
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("recompute", [False, True])
-def test_operators_are_well_registered(recompute, device, activation):
+def test_operators_are_well_registered(recompute, device):
     tensors = [x.requires_grad_() for x in inputs(device=device)]
-    options = activation, recompute, "triton"
-    torch.library.opcheck(torch.ops.papilio.mlp.default, (*tensors, *options))
+    torch.library.opcheck(torch.ops.papilio.gelu_mlp.default, (*tensors, recompute, "triton"))
     x, *weights = (t.detach() for t in tensors)
-    y, h, g, *_ = torch.ops.papilio.mlp(x, *weights, *options)
-    backward = (torch.randn_like(y), x, h, g, *weights, activation, "triton")
-    torch.library.opcheck(torch.ops.papilio.mlp_bwd.default, backward)
+    y, h, g, *_ = torch.ops.papilio.gelu_mlp(x, *weights, recompute, "triton")
+    backward = (torch.randn_like(y), x, h, g, *weights, "triton")
+    torch.library.opcheck(torch.ops.papilio.gelu_mlp_bwd.default, backward)
 
 
 def test_flops_match_the_gemms():
     tensors = [x.requires_grad_() for x in inputs()]
     with FlopCounterMode(display=False) as counter:
-        mlp(*tensors).sum().backward()
+        gelu_mlp(*tensors).sum().backward()
     assert counter.get_total_flops() == 6 * 2 * 300 * 24 * 261
 
 
 def test_a_second_derivative_is_refused():
     tensors = [x.requires_grad_() for x in inputs()]
-    (dx,) = torch.autograd.grad(mlp(*tensors).sum(), tensors[0], create_graph=True)
+    (dx,) = torch.autograd.grad(gelu_mlp(*tensors).sum(), tensors[0], create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         dx.sum().backward()
 
@@ -222,10 +209,8 @@ def test_errors_name_argument_and_value():
     ]
     for tensors, message in cases:
         with pytest.raises(ValueError, match=message):
-            mlp(*tensors)
-    with pytest.raises(ValueError, match="activation must be one of .*, got 'relu'"):
-        mlp(x, w_in, b_in, w_out, activation="relu")
+            gelu_mlp(*tensors)
     with pytest.raises(ValueError, match="impl must be None or one of"):
-        mlp(x, w_in, b_in, w_out, impl="cuda")
+        gelu_mlp(x, w_in, b_in, w_out, impl="cuda")
     with pytest.raises(ValueError, match="impl='triton' cannot serve this call: .* x is float64"):
-        mlp(*(t.double() for t in (x, w_in, b_in, w_out)), impl="triton")
+        gelu_mlp(*(t.double() for t in (x, w_in, b_in, w_out)), impl="triton")

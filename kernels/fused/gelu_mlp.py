@@ -1,9 +1,9 @@
-"""`mlp`: two linear layers with an activation in between, the MLP of a Transformer block.
+"""`gelu_mlp`: two linear layers with a GELU in between, the MLP of a Transformer block.
 
 The work between the two matrix products is one fused step in each pass. Forward: the bias and the
-activation. Backward: the gradients of both, and optionally the activation again, so that it need
-not be saved. On H100 and H200, this step is the epilogue of the preceding product; elsewhere, it
-is a pass over memory. cuBLAS computes the other products.
+GELU. Backward: the gradients of both, and optionally the GELU again, so that it need not be saved.
+On H100 and H200, this step is the epilogue of the preceding product; elsewhere, it is a pass over
+memory. cuBLAS computes the other products.
 
 Shapes: N rows, C width of the residual stream, F width in between.
 """
@@ -22,14 +22,12 @@ from .cast_cache import cast_weight
 from .dispatch import module_of, select_impl
 from .matmul import matmul
 
-ACTIVATIONS = "gelu", "relu_squared"
 
-
-def mlp(
+def gelu_mlp(
     x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor,
-    *, activation: str = "gelu", recompute: bool = False, impl: str | None = None,
+    *, recompute: bool = False, impl: str | None = None,
 ) -> Tensor:  # fmt: skip
-    """MLP of a Transformer, activation(x @ w_in.T + b_in) @ w_out.T.
+    """MLP of GPT-2, gelu(x @ w_in.T + b_in) @ w_out.T, with the tanh form of the GELU.
 
     Matrix products are in the dtype of `x`, or that of autocast. The bias and the gradients of
     weights are never rounded to that dtype: they accumulate in fp32, or in fp64 for fp64. Repeated
@@ -39,9 +37,8 @@ def mlp(
         x: (..., C), fp16, bf16, fp32 or fp64.
         w_in, b_in, w_out: (F, C), (F,) and (C, F) in one floating dtype, which their gradients
             have as well; b_in may be None, for 0.
-        activation: "gelu", in its tanh form as in GPT-2, or "relu_squared", max(h, 0)^2.
         recompute: save one (N, F) tensor for the backward pass instead of two, and compute the
-            activation again there.
+            GELU again there.
         impl: "hopper" (kernels for H100 and H200), "triton" (any GPU) or "reference" (PyTorch,
             any device); None picks.
 
@@ -52,21 +49,17 @@ def mlp(
     Raises:
         ValueError: an argument is malformed, or the named impl cannot serve the call.
 
-    Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units" (arXiv 1606.08415); So et al.
-    2021, "Primer" (arXiv 2109.08668) for the squared ReLU.
+    Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units" (arXiv 1606.08415).
     """
-    refuse_derivatives("mlp", "write it out in PyTorch")
+    refuse_derivatives("gelu_mlp", "write it out in PyTorch")
     check_tensors(x=x, w_in=w_in, w_out=w_out)
     check_tensor("b_in", b_in, or_none=True)
     check_bool("recompute", recompute)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {ACTIVATIONS}, got {activation!r}")
     x = in_autocast_dtype(x)
     _check(x, w_in, b_in, w_out)
     hopper_reason = hopper.unsupported_linear(x, w_in)
     impl = select_impl(impl, x, hopper=hopper_reason, triton=triton.unsupported_device(x, "x"))
-    rows = x.flatten(0, -2)
-    y, *_ = torch.ops.papilio.mlp(rows, w_in, b_in, w_out, activation, recompute, impl)
+    y, *_ = torch.ops.papilio.gelu_mlp(x.flatten(0, -2), w_in, b_in, w_out, recompute, impl)
     return y.view(x.shape)
 
 
@@ -92,15 +85,15 @@ def _check(x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor) -> None:
         raise ValueError(f"all must be on one device, got {devices}")
 
 
-def _fake(x, w_in, b_in, w_out, activation, recompute, impl):
+def _fake(x, w_in, b_in, w_out, recompute, impl):
     rows, width = x.shape[0], w_in.shape[0]
-    # An operator cannot return None: an activation that is not saved is a tensor of 0 rows.
+    # An operator cannot return None: a GELU that is not saved is a tensor of 0 rows.
     saved_rows = 0 if recompute else rows
     return x.new_empty(x.shape), x.new_empty(rows, width), x.new_empty(saved_rows, width)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-    x, w_in, b_in, w_out, ctx.activation, _, ctx.impl = inputs
+    x, w_in, b_in, w_out, _, ctx.impl = inputs
     ctx.save_for_backward(x, *output[1:], w_in, b_in, w_out)
     ctx.has_bias = b_in is not None
     ctx.set_materialize_grads(False)
@@ -108,56 +101,52 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
 
 def _backward(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if dy is None:
-        return (None,) * 7
-    options = ctx.activation, ctx.impl
-    dx, dw_in, db_in, dw_out = torch.ops.papilio.mlp_bwd(dy, *ctx.saved_tensors, *options)
-    return dx, dw_in, db_in if ctx.has_bias else None, dw_out, None, None, None
+        return (None,) * 6
+    dx, dw_in, db_in, dw_out = torch.ops.papilio.gelu_mlp_bwd(dy, *ctx.saved_tensors, ctx.impl)
+    return dx, dw_in, db_in if ctx.has_bias else None, dw_out, None, None
 
 
 @operator(
-    "mlp",
+    "gelu_mlp",
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
     flops=lambda x, w_in, *_: 4 * x[0] * w_in[0] * w_in[1],
 )
-def _mlp(
-    x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor,
-    activation: str, recompute: bool, impl: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return y (N, C), h (N, F), the first product without its bias, and g (N, F), the activation.
+def _gelu_mlp(
+    x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, recompute: bool, impl: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y (N, C), h (N, F), the first product without its bias, and g (N, F), the GELU.
 
     g is (0, F) if the backward pass computes it again.
     """
     # Autocast has set the dtype of x already, and must not change that of the products in here.
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
-        linear_activation = module_of(impl, "activation").linear_activation
-        h, g = linear_activation(x, cast_weight(w_in, x.dtype), b_in, activation)
+        h, g = module_of(impl, "gelu").linear_gelu(x, cast_weight(w_in, x.dtype), b_in)
         y = g @ cast_weight(w_out, x.dtype).T
     return y, h, g.new_empty(0, g.shape[1]) if recompute else g
 
 
-def _fake_bwd(dy, x, h, g, w_in, b_in, w_out, activation, impl):
+def _fake_bwd(dy, x, h, g, w_in, b_in, w_out, impl):
     db_in = x.new_empty(0) if b_in is None else b_in.new_empty(b_in.shape)
     return x.new_empty(x.shape), w_in.new_empty(w_in.shape), db_in, w_out.new_empty(w_out.shape)
 
 
 @operator(
-    "mlp_bwd",
+    "gelu_mlp_bwd",
     fake=_fake_bwd,
-    backward=not_differentiable("mlp has no second derivative: write it out in PyTorch"),
+    backward=not_differentiable("gelu_mlp has no second derivative: write it out in PyTorch"),
     flops=lambda dy, x, h, *_: 8 * h[0] * h[1] * x[1],
 )
-def _mlp_bwd(
+def _gelu_mlp_bwd(
     dy: Tensor, x: Tensor, h: Tensor, g: Tensor,
-    w_in: Tensor, b_in: Tensor | None, w_out: Tensor, activation: str, impl: str,
+    w_in: Tensor, b_in: Tensor | None, w_out: Tensor, impl: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x, w_in, b_in and w_out, each in its dtype; (0,) for no b_in."""
     w_in_cast, w_out_cast = cast_weight(w_in, x.dtype), cast_weight(w_out, x.dtype)
-    linear_activation_bwd = module_of(impl, "activation").linear_activation_bwd
-    recompute = g.shape[0] != h.shape[0]
+    linear_gelu_bwd, recompute = module_of(impl, "gelu").linear_gelu_bwd, g.shape[0] != h.shape[0]
     with torch.cuda.device_of(x), torch.autocast(x.device.type, enabled=False):
-        dh, db_in, g_again = linear_activation_bwd(dy, w_out_cast, h, b_in, activation, recompute)
+        dh, db_in, g_again = linear_gelu_bwd(dy, w_out_cast, h, b_in, recompute)
         # `matmul` writes weight gradients in the dtype of the weights, without rounding to that of
         # x.
         dw_out = matmul(dy.T, g_again if recompute else g, w_out.dtype)
