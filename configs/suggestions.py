@@ -70,7 +70,10 @@ def unknown_key_message(
     section, _, name = key.rpartition(".")
     verdict = f"{shown_as or key} is not a setting: "
     if key in REMOVED:
-        return f"{verdict}it was removed. Leave it out, or use an earlier version of Papilio"
+        return (
+            f"{verdict}it was removed. Leave it out; a model that was trained with it needs an "
+            "earlier version of Papilio"
+        )
     # Keys of list items are suggested only for keys of list items.
     known = [k for k in known if ("[]." in k) == ("[]." in key)]
     if section and (matches := [k for k in known if k.endswith(f".{key}")]):

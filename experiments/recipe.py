@@ -175,7 +175,7 @@ def main(args: Namespace) -> None:
     models = [*BASE, *(NAMES[name] for name in args.parts)]
     sweep(args, models, BUDGET, out)
     table4 = read_result(out / "table4.json")
-    seconds = seconds_per_token(read_result(times, "rows")) if times.exists() else {}
+    seconds = seconds_per_token(read_result(times, "rows")["rows"]) if times.exists() else {}
     result = {
         "effects": effects(table4, seconds, count_parameters(models)),
         "loss_per_log_tokens": loss_per_log_tokens(table4),

@@ -23,6 +23,7 @@ KINDS = {
     "paper/gpt2_small_1k": TINY_GPT,
     "paper/gpt2_medium_4k": (*TINY_GPT, *BUTTERFLY),
     "long_4k": (*TINY_GPT, *GROWS, "model.n_kv_head=1", "model.window_size=9"),
+    "modern_small_1k": (*TINY_GPT, "model.n_kv_head=1"),
     "modern_small_4k": (*TINY_GPT, *GROWS, "model.n_kv_head=1", "model.window_size=9"),
     "quickstart": TINY_GPT,
     "lra/listops": TINY_CLASSIFIER,

@@ -52,7 +52,7 @@ CANDIDATES = {
         "context from 512 to 1K to 4K",
         ("model.context_schedule=[[512,0.25],[1024,0.5],[4096,0.25]]",),
     ),
-    "growing_batch": Part(
+    "growing_batch": Part(  # for the budget "minutes"
         "batch grows from 16,384 to 32,768 tokens",
         (
             *("optim.batch_schedule=[[16384,0.2],[32768,0.8]]", "optim.batch_tokens=32768"),

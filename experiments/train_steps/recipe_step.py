@@ -2,9 +2,9 @@
 
 python -m experiments.train_steps.recipe_step [--parts PART ...]
 
-Each model of experiments.recipe takes the step of train.py, compiled, on 32,768 random tokens, at
-each context of its training. Models are measured one after the other in this process, the recipe
-first and last.
+Each model of experiments.recipe takes the step of train.py, compiled, on random tokens, at each
+context and batch size of its training. Models are measured one after the other in this process, the
+recipe first and last.
 """
 
 from argparse import Namespace
@@ -40,6 +40,7 @@ from training.language.stages import Stage
 
 AGAIN = "recipe, again"
 VOCABULARY = 50_257  # of GPT-2's tokenizer
+BATCH_TOKENS = BUDGETS["minutes"].batch_tokens
 
 
 def configs_of(models: Sequence[str]) -> dict[str, TrainConfig]:
@@ -76,10 +77,10 @@ def measure(
         yield [row | {"tokens": stage.batch_tokens, **times}]
 
 
-def seconds_per_token(result: Result) -> dict[str, float]:
-    """Seconds of a token of each model, the mean over its training."""
+def seconds_per_token(rows: Sequence[Row]) -> dict[str, float]:
+    """Seconds of a token of each model, the mean over the steps of its rows."""
     seconds, tokens = Counter[str](), Counter[str]()
-    for row in result["rows"]:
+    for row in rows:
         seconds[row["name"]] += row["steps"] * row["step_s"]
         tokens[row["name"]] += row["steps"] * row["tokens"]
     return {name: seconds[name] / tokens[name] for name in seconds}
@@ -99,18 +100,19 @@ def relative_time(seconds: Mapping[str, float], with_it: str, without: str) -> f
 
 
 def step_table(result: Result) -> str:
-    """Markdown table of milliseconds of a step by context, and of the mean over the training."""
-    seconds = seconds_per_token(result)
-    contexts = sorted({row["context_length"] for row in result["rows"]})
-    steps = {(row["name"], row["context_length"]): row for row in result["rows"]}
+    """Markdown table of milliseconds of BATCH_TOKENS by context, and relative over the training."""
+    rows = result["rows"]
+    seconds = seconds_per_token(rows)
+    at = {
+        context: seconds_per_token([row for row in rows if row["context_length"] == context])
+        for context in sorted({row["context_length"] for row in rows})
+    }
     return dict_table(
         {
             "model": f"`{name}`",
             **{
-                f"ms at {context:,}": f"{1000 * steps[name, context]['step_s']:.1f}"
-                if (name, context) in steps
-                else "-"
-                for context in contexts
+                f"ms at {context:,}": f"{1000 * BATCH_TOKENS * of[name]:.1f}" if name in of else "-"
+                for context, of in at.items()
             },
             "relative time of a token": f"{seconds[name] / seconds['recipe']:.3f}",
         }

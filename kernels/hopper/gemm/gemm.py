@@ -39,11 +39,11 @@ STAGES = gl.constexpr(5)
 
 @dataclass(frozen=True)
 class GemmPlan:
-    """One compilation of the kernel; without `gradient`, `gelu` and `bias` are always on."""
+    """One compilation of the kernel; without `gradient`, `stores_g` and `bias` are always on."""
 
     transposed: bool  # whether b is (columns of the result, depth), not (depth, columns)
     gradient: bool  # whether the product is the gradient of a GELU, rather than its input
-    gelu: bool = True  # whether the GELU is stored
+    stores_g: bool = True  # whether the GELU is stored
     bias: bool = True  # whether a bias is added before the GELU, and has a gradient
 
     @property
@@ -207,7 +207,7 @@ def compile_gemm(plan: GemmPlan, dtype: torch.dtype) -> Any:
         tile_type(ROWS, DEPTH, dtype),
         tile_type(COLUMNS, DEPTH, dtype) if plan.transposed else tile_type(DEPTH, COLUMNS, dtype),
         half,
-        half if plan.gelu else None,
+        half if plan.stores_g else None,
         half if plan.gradient else None,
         "*fp32" if plan.bias else None,
         "*fp32" if plan.bias and plan.gradient else None,

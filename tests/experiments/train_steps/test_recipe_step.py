@@ -7,6 +7,7 @@ import torch
 
 from experiments.train_steps import recipe_step
 from experiments.train_steps.recipe_step import (
+    BATCH_TOKENS,
     TIMED,
     configs_of,
     measure,
@@ -50,7 +51,7 @@ def rows_of(name, *seconds):
             "name": name,
             "context_length": n,
             "steps": steps,
-            "tokens": 100,
+            "tokens": BATCH_TOKENS,
             "step_s": s,
         }
         for n, steps, s in zip((1024, 4096), (30, 10), seconds, strict=True)
@@ -59,13 +60,23 @@ def rows_of(name, *seconds):
 
 def test_times_are_means_over_the_training():
     rows = [*rows_of("recipe", 1.0, 2.0), *rows_of("recipe_without_windows", 1.0, 4.0)]
-    seconds = seconds_per_token({"rows": rows})
-    assert seconds == pytest.approx({"recipe": 0.0125, "recipe_without_windows": 0.0175})
+    seconds = seconds_per_token(rows)
+    means = {"recipe": 1.25 / BATCH_TOKENS, "recipe_without_windows": 1.75 / BATCH_TOKENS}
+    assert seconds == pytest.approx(means)
     assert relative_time(seconds, "recipe", "recipe_without_windows") == pytest.approx(1.25 / 1.75)
     assert relative_time(seconds, "recipe_with_swiglu", "recipe") is None
     assert relative_time({}, "recipe_with_zero_init", "recipe") == 1.0
     last = step_table({"rows": rows}).splitlines()[-1]
     assert last == "| `recipe_without_windows` | 1000.0 | 4000.0 | 1.400 |"
+
+
+def test_stages_of_one_context_count_by_their_tokens():
+    rows = rows_of("recipe", 1.0, 2.0)
+    halved = {"steps": 20, "tokens": BATCH_TOKENS // 2, "step_s": 0.8}
+    rows += [row | {"name": "halved first"} for row in (rows[0] | halved, *rows)]
+    assert step_table({"rows": rows}).splitlines()[-1] == (
+        "| `halved first` | 1150.0 | 2000.0 | 1.056 |"  # 46 s for 40 half batches of 60, and so on
+    )
 
 
 def test_parts_whose_steps_are_the_same_are_not_timed():

@@ -116,7 +116,7 @@ def spilled(block_d, features, **_):
 @pytest.mark.slow
 def test_gemms_with_a_gelu_compile_as_intended(printed_by):
     results = printed_by("tests/kernels/hopper/gemm/compile_gemms.py")
-    assert [(x["gradient"], x["gelu"]) for x in results] == [
+    assert [(x["gradient"], x["stores_g"]) for x in results] == [
         *((False, True), *2 * ((True, False), (True, True)), (False, True))
     ]
     for result in results:
@@ -126,9 +126,9 @@ def test_gemms_with_a_gelu_compile_as_intended(printed_by):
         assert result["reused_barriers"] == [], result
         assert result["shared"] <= 227 * 1024, result
         # maps of the factors, of h and of the stored outputs; bias, and sums of its gradient; sizes
-        maps = 2 + 1 + result["gradient"] + result["gelu"]
+        maps = 2 + 1 + result["gradient"] + result["stores_g"]
         pointers = result["bias"] * (1 + result["gradient"])
         assert result["parameters"] == maps * "128s" + pointers * "q" + "iiii", result
         # spilled bytes are used only at the end of a tile
-        both = result["gradient"] and result["gelu"]
+        both = result["gradient"] and result["stores_g"]
         assert result["stack"] <= ((144 if LATER else 64) if both else 0), result

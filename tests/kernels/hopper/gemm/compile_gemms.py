@@ -35,7 +35,7 @@ def measure(case: Case) -> dict[str, object]:
     _, stack = registers_and_stack(compiled.asm["cubin"])
     return {
         "gradient": case.plan.gradient,
-        "gelu": case.plan.gelu,
+        "stores_g": case.plan.stores_g,
         "bias": case.plan.bias,
         "dtype": str(case.dtype),
         "stack": stack,
@@ -48,8 +48,8 @@ def measure(case: Case) -> dict[str, object]:
 
 
 def main() -> None:
-    kinds = [(bias, gelu) for bias in (True, False) for gelu in (False, True)]
-    plans = [FORWARD, *(backward_plan(bias=bias, gelu=gelu) for bias, gelu in kinds)]
+    kinds = [(bias, recompute) for bias in (True, False) for recompute in (False, True)]
+    plans = [FORWARD, *(backward_plan(bias=bias, recompute=again) for bias, again in kinds)]
     cases = [Case(plan, torch.bfloat16) for plan in plans] + [Case(FORWARD, torch.float16)]
     sys.stdout.write(json.dumps([measure(case) for case in cases]))
 
