@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from configs import plain_yaml
-from configs.renamed import in_words, with_current_settings
+from configs.renamed import NEEDS_EARLIER, REMOVED_VALUES, in_words, with_current_settings
 from configs.settings import Setting, format_value, settings_of
 from configs.suggestions import unknown_key_message
 from configs.types import MismatchError, convert
@@ -262,6 +262,8 @@ def _problem(part: _Part, key: str, value: Any, setting: Setting) -> str | None:
             must += f". It is: {setting.text}"
         elif current := in_words(key, value):
             must += f": {value} is now called {current}"
+        elif (key, value) in REMOVED_VALUES:
+            must += f": {value} was removed; {NEEDS_EARLIER}"
         elif setting.kind.startswith("text") and isinstance(value, (bool, int, float)):
             must += ": put it in quotes"
             if not part.source:

@@ -12,6 +12,9 @@ REMOVED = {
     "model.smear": False,
 }
 """Removed settings, and the value at which each had no effect: any file may still have it."""
+REMOVED_VALUES = (("model.mlp", "relu_squared"),)
+"""Settings that still exist, and values of theirs that were removed."""
+NEEDS_EARLIER = "a model that was trained with it needs an earlier version of Papilio"
 
 
 def current_settings(key: str, value: Any) -> dict[str, Any]:
@@ -36,7 +39,8 @@ def with_current_settings(values: dict[str, Any], *, of_a_run: bool = False) -> 
     """Return the values of a file, by section, with its earlier values replaced or left out.
 
     Removed settings of the optimizer that had an effect are left out only if the file is
-    `of_a_run`: its model can still be used, although it cannot be trained in the same way.
+    `of_a_run`: its model can still be used, although it cannot be trained in the same way. Those of
+    the model that had an effect stay, so that they are refused: its weights fit no current model.
     """
     for key in KEYS:
         section, _, name = key.rpartition(".")
@@ -49,8 +53,8 @@ def with_current_settings(values: dict[str, Any], *, of_a_run: bool = False) -> 
     for key in REMOVED:
         section, _, name = key.rpartition(".")
         settings = values.get(section)
-        without_it = key not in had_effect or (of_a_run and section == "optim")
-        if isinstance(settings, dict) and name in settings and without_it:
+        needed = key in had_effect and not (of_a_run and section == "optim")
+        if isinstance(settings, dict) and name in settings and not needed:
             values = values | {section: {k: v for k, v in settings.items() if k != name}}
     return values
 

@@ -73,9 +73,21 @@ def test_removed_settings_of_the_model_are_refused_where_they_had_an_effect(tmp_
     config, path = load_config([QUICKSTART]), tmp_path / RUN_CONFIG
     path.write_text(to_yaml(config).replace("model:\n", "model:\n  smear: false\n"))
     assert config_of(tmp_path, TrainConfig) == config
-    path.write_text(to_yaml(config).replace("model:\n", "model:\n  smear: true\n"))
-    with pytest.raises(ConfigError, match=r"model\.smear is not a setting: it was removed\. Leave"):
-        config_of(tmp_path, TrainConfig)
+    for earlier, line, message in (
+        (
+            "model:\n",
+            "model:\n  smear: true\n",
+            r"model\.smear is not a setting: it was removed\. ",
+        ),
+        (
+            "mlp: gelu",
+            "mlp: relu_squared",
+            r"model\.mlp=relu_squared must be .*: relu_squared was r",
+        ),
+    ):
+        path.write_text(to_yaml(config).replace(earlier, line))
+        with pytest.raises(ConfigError, match=message + ".*needs an earlier version of Papilio"):
+            config_of(tmp_path, TrainConfig)
 
 
 @pytest.mark.parametrize(("factor", "kind"), [(1, "none"), (1.0, "none"), (2.5, "linear")])
