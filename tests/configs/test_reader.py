@@ -74,16 +74,8 @@ def test_removed_settings_of_the_model_are_refused_where_they_had_an_effect(tmp_
     path.write_text(to_yaml(config).replace("model:\n", "model:\n  smear: false\n"))
     assert config_of(tmp_path, TrainConfig) == config
     for earlier, line, message in (
-        (
-            "model:\n",
-            "model:\n  smear: true\n",
-            r"model\.smear is not a setting: it was removed\. ",
-        ),
-        (
-            "mlp: gelu",
-            "mlp: relu_squared",
-            r"model\.mlp=relu_squared must be .*: relu_squared was r",
-        ),
+        ("model:\n", "model:\n  smear: true\n", "model.smear is not a setting: it was removed. "),
+        ("mlp: gelu", "mlp: relu_squared", "model.mlp must be gelu or swiglu: relu_squared was "),
     ):
         path.write_text(to_yaml(config).replace(earlier, line))
         with pytest.raises(ConfigError, match=message + ".*needs an earlier version of Papilio"):
