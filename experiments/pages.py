@@ -135,11 +135,8 @@ TABLES: dict[str, Callable[[], str]] = {
         lambda result: table4.differences_table(recipe.overview(result)), "recipe"
     ),
     "recipe_parts": _of(recipe.parts_table, "recipe"),
-    "recipe_first_answers": _of(
-        lambda result: table4.differences_table(recipe.overview(result)), "recipe_first"
-    ),
     "recipe_first_parts": _of(recipe.parts_table, "recipe_first"),
-    "recipe_first_step": _of(recipe_step.step_table, "recipe_first_step"),
+    "recipe_step": _of(recipe_step.step_table, "recipe_step"),
     "time_to_loss": _of(time_to_loss.answers_table, "time_to_loss"),
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),
@@ -186,6 +183,8 @@ PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "attention_paper.png": _rows_of(pictures.draw_paper, "attention_paper"),
     RESULTS / "attention_sparsity.png": _rows_of(pictures.draw_sparsity, "attention_sparsity"),
     RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
+    RESULTS / "recipe.png": _of(recipe.draw, "recipe"),
+    RESULTS / "recipe_curves.png": _of(recipe.draw_curves, "recipe"),
     RESULTS / "recipe_first.png": _of(recipe.draw, "recipe_first"),
     RESULTS / "time_to_loss.png": _of(time_to_loss.draw, "time_to_loss"),
     RESULTS / "train_speed.png": _of(train_steps.draw_speed, "train_speed"),

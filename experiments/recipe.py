@@ -52,6 +52,7 @@ from evaluation.markdown import dict_table, difference_cell
 from evaluation.results import Row, read_result, write_result
 from experiments.harness import Result
 from experiments.reports import publish
+from experiments.table4 import report
 from experiments.table4.forest import draw_effects
 from experiments.table4.questions import by_pair
 from experiments.table4.sweep import sweep
@@ -164,6 +165,12 @@ def draw(result: Result) -> Figure:
     }
     names = "equal tokens", "equal time"
     return draw_effects(groups, names, ("tokens", "time"), limit=0.12)
+
+
+def draw_curves(result: Result) -> Figure:
+    """Draw the validation perplexity of the recipe and of GPT-2's over tokens and GPU-hours."""
+    runs = [run for run in result["runs"] if run["label"] in {"4k", "recipe", "recipe_same_time"}]
+    return report.draw(report.curves(runs), (), report.models_on_shared_gpus(runs))
 
 
 @command.main

@@ -78,7 +78,8 @@ def redraw(path: Path) -> None:
 def rows(tables: Result) -> list[Row]:
     """Cost and perplexity of each model: as the paper evaluates, on identical and on key tokens.
 
-    A model that starts from another one's weights also counts the cost of those weights.
+    A model that starts from another one's weights also counts the cost of those weights. Times are
+    those of the seeds whose GPU was their own, if there are any.
     """
     chunks, strided = (
         {row["label"]: row for row in tables[name]} for name in ("as_trained_chunk", "as_trained")
@@ -88,14 +89,19 @@ def rows(tables: Result) -> list[Row]:
     shared = models_on_shared_gpus(tables["runs"])
     result = []
     for label, runs in _by_label(tables["runs"]).items():
+        timed = on_own_gpu(runs) or runs
         # of the whole run, whose stages may differ in speed; without the first steps
-        speeds = [run["tokens_per_s"] and run["tokens"] / (3600 * run["gpu_hours"]) for run in runs]
+        speeds = [
+            run["tokens_per_s"] and run["tokens"] / (3600 * run["gpu_hours"]) for run in timed
+        ]
         result.append(
             {
                 "label": label,
                 "seeds": len(runs),
                 "tokens": runs[0]["tokens"] + cost_before(runs[0])["tokens"],
-                "gpu_hours": mean(run["gpu_hours"] + cost_before(run)["gpu_hours"] for run in runs),
+                "gpu_hours": mean(
+                    run["gpu_hours"] + cost_before(run)["gpu_hours"] for run in timed
+                ),
                 # a short run has no speed, because the first steps are not timed
                 "tokens_per_s": mean(speeds) if is_known(*speeds) else None,
                 "shared_gpu": label in shared,
@@ -110,15 +116,20 @@ def rows(tables: Result) -> list[Row]:
 
 
 def models_on_shared_gpus(runs: Sequence[Row]) -> set[str]:
-    """Models whose times say nothing, because one of their runs shared its GPU with others."""
-    # old results lack the number
-    return {run["label"] for run in runs if (run.get("jobs_per_gpu") or 1) > 1}
+    """Models whose times say nothing, because each of their runs shared its GPU with others."""
+    return {label for label, seeds in _by_label(runs).items() if not on_own_gpu(seeds)}
+
+
+def on_own_gpu(runs: Sequence[Row]) -> list[Row]:
+    """Runs that shared their GPU with no other."""
+    return [run for run in runs if (run.get("jobs_per_gpu") or 1) == 1]  # None in old results
 
 
 def curves(runs: Sequence[Row]) -> dict[str, list[Row]]:
     """Validation loss of each model over tokens and GPU-hours, averaged over its seeds.
 
-    The curve of a model that starts from another one's weights begins where that curve ends.
+    GPU-hours are those of the seeds whose GPU was their own, if there are any. The curve of a model
+    that starts from another one's weights begins where that curve ends.
     """
 
     def points(run: dict[str, Any]) -> list[Row]:
@@ -126,10 +137,18 @@ def curves(runs: Sequence[Row]) -> dict[str, list[Row]]:
         rest = [r | {key: r[key] + before[key] for key in COST} for r in run["evaluations"]]
         return [run["before"], *rest] if run["before"] else rest
 
+    def average(runs: Sequence[Row], *names: str) -> list[Row]:
+        at_once = zip(*map(points, runs), strict=False)
+        return [{name: mean(row[name] for row in rows) for name in names} for rows in at_once]
+
     return {
         model: [
-            {name: mean(r[name] for r in at_once) for name in (*COST, "val_loss")}
-            for at_once in zip(*map(points, seeds), strict=False)
+            cost | loss
+            for cost, loss in zip(
+                average(on_own_gpu(seeds) or seeds, *COST),
+                average(seeds, "val_loss"),
+                strict=False,
+            )
         ]
         for model, seeds in _by_label(runs).items()
     }

@@ -89,8 +89,20 @@ def test_rows_take_each_model_as_it_was_trained():
     assert rows_of(runs)[0]["tokens_per_s"] is None
 
 
-def test_a_model_shares_a_gpu_if_one_of_its_runs_did(made_up_runs):
-    made_up_runs[1]["jobs_per_gpu"], made_up_runs[2]["jobs_per_gpu"] = 2, 1
+def test_times_are_those_of_the_seeds_on_their_own_gpu(made_up_runs):
+    made_up_runs[1]["jobs_per_gpu"] = 2
+    first, _ = rows_of(made_up_runs)
+    assert (first["seeds"], first["shared_gpu"]) == (2, False)
+    assert (first["gpu_hours"], first["tokens_per_s"]) == (1.0, 100 / 3600)
+    assert curves(made_up_runs)["first"] == [
+        {"tokens": 50, "gpu_hours": 0.5, "val_loss": 4.5},
+        {"tokens": 100, "gpu_hours": 1.0, "val_loss": 3.5},
+    ]
+
+
+def test_a_model_shares_its_gpu_if_all_of_its_runs_did(made_up_runs):
+    for run in made_up_runs[:2]:
+        run["jobs_per_gpu"] = 2
     assert [row["shared_gpu"] for row in rows_of(made_up_runs)] == [True, False]
     hours = draw(curves(made_up_runs), {"second"}, models_on_shared_gpus(made_up_runs)).axes[1::2]
     assert [len(axes.lines) for axes in hours] == [0, 1]
