@@ -32,6 +32,11 @@ def cost_before(run: Row) -> dict[str, float]:
     return dict.fromkeys(COST, 0 if run.get("init_from") is None else math.nan)
 
 
+def on_own_gpu(runs: Sequence[Row]) -> list[Row]:
+    """Runs whose times count, because they shared their GPU with no other run."""
+    return [run for run in runs if (run.get("jobs_per_gpu") or 1) == 1]  # None if not recorded
+
+
 def read_result(path: Path, *names: str) -> dict[str, Any]:
     """Read a result of `write_result` and check that it has these keys.
 

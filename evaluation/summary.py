@@ -1,12 +1,12 @@
 """Summary of an evaluation: the first table of its report, with a verdict for each model."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from statistics import mean
 from typing import Any
 
-import pandas as pd
-
 from evaluation.markdown import dict_table, difference_cell, digits, is_known
-from evaluation.results import Row, cost_before
+from evaluation.results import Row, cost_before, on_own_gpu
 from evaluation.statistics import MIN_DOCUMENTS
 from evaluation.sums import MIN_HISTORY_SHARE
 
@@ -127,16 +127,28 @@ def _perplexity(row: Row | None) -> str:
 
 
 def models_of(runs: list[Row]) -> dict[str, Row]:
-    """Settings and mean training cost of each model by label, including the run it began with."""
-    costs = ["tokens", "tokens_per_s", "gpu_hours"]
+    """Settings and mean training cost of each model by label, including the run it began with.
+
+    Times are those of the seeds whose GPU was their own, and NaN without one.
+    """
     total = [run | {name: run[name] + c for name, c in cost_before(run).items()} for run in runs]
     models = {}
-    for label, seeds in pd.DataFrame(total).groupby("label", sort=False):
-        first, mean = seeds.iloc[0], seeds[costs].astype(float).mean(skipna=False).to_dict()
-        about = {name: first[name] for name in ("positions", "mask", "document_mask")}
-        size = {"seeds": len(seeds), "context": int(first["context_length"])}
-        models[str(label)] = {**size, **about, **mean}
+    for label in dict.fromkeys(run["label"] for run in total):
+        seeds = [run for run in total if run["label"] == label]
+        timed = on_own_gpu(seeds)
+        models[label] = {
+            "seeds": len(seeds),
+            "context": seeds[0]["context_length"],
+            **{name: seeds[0][name] for name in ("positions", "mask", "document_mask")},
+            "tokens": mean(run["tokens"] for run in seeds),
+            **{name: _mean([run[name] for run in timed]) for name in ("tokens_per_s", "gpu_hours")},
+        }
     return models
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """Mean, or NaN if one is unknown or there are none."""
+    return mean(math.nan if value is None else value for value in values) if values else math.nan
 
 
 def unfinished(runs: Iterable[Row]) -> list[str]:

@@ -52,6 +52,7 @@ def _line(name: str, result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _minutes(run: Row) -> float:
+    """GPU-minutes of a run; its part of them if it shared the GPU."""
     if "seconds" in run:
         return run["seconds"] / 60
-    return run.get("minutes") or 60 * run["gpu_hours"]
+    return run.get("minutes") or 60 * run["gpu_hours"] / (run.get("jobs_per_gpu") or 1)

@@ -21,7 +21,7 @@ from matplotlib.ticker import LogFormatter
 from evaluation.markdown import difference_cell, digits, escaped, is_known, markdown_table
 from evaluation.pictures import differences_by_bin
 from evaluation.report import trained_on
-from evaluation.results import COST, Row, cost_before, read_result, write_result
+from evaluation.results import COST, Row, cost_before, on_own_gpu, read_result, write_result
 from evaluation.style import COLOURS, name_ends, save, styles_of
 from evaluation.summary import key_sentence
 from experiments.harness import Result
@@ -118,11 +118,6 @@ def rows(tables: Result) -> list[Row]:
 def models_on_shared_gpus(runs: Sequence[Row]) -> set[str]:
     """Models whose times say nothing, because each of their runs shared its GPU with others."""
     return {label for label, seeds in _by_label(runs).items() if not on_own_gpu(seeds)}
-
-
-def on_own_gpu(runs: Sequence[Row]) -> list[Row]:
-    """Runs that shared their GPU with no other."""
-    return [run for run in runs if (run.get("jobs_per_gpu") or 1) == 1]  # None in old results
 
 
 def curves(runs: Sequence[Row]) -> dict[str, list[Row]]:

@@ -16,7 +16,13 @@ from evaluation.tables import compare, tabulate
 from evaluation.windows import ScoringWindows
 from experiments.gpu_pool import Task, python_command
 from experiments.sweep import task_of, train_and_report
-from experiments.table4.jobs import Job, check_texts, final_arguments, make_jobs
+from experiments.table4.jobs import (
+    Job,
+    check_texts,
+    final_arguments,
+    make_jobs,
+    training_cost,
+)
 from experiments.table4.key_tokens import keep_common, read_for_sweep
 from experiments.table4.models import BUDGETS, MODELS
 from experiments.table4.questions import PAIRS
@@ -97,8 +103,9 @@ def train_and_score(
 ) -> Task:
     """Task that trains a run and scores it on all corpora, and on `key_tokens` if given.
 
-    `local` has the folders of all runs that are trained on this machine. The folder records with
-    how many jobs the run shares a GPU.
+    `local` has the folders of all runs that are trained on this machine. The folder records how
+    many jobs share the GPU of the run, or shared that of the run it starts from, whose time counts
+    as its own.
     """
 
     options = [
@@ -114,7 +121,9 @@ def train_and_score(
         scoring = python_command(n_gpu, "-m", *arguments)
         if job.is_finished:
             return [scoring]
-        note_sharing(job.folder, jobs_per_gpu)
+        needed = [training_cost(folder, sums) or {} for folder in job.needs]
+        most = max([jobs_per_gpu, *(cost.get("jobs_per_gpu") or 1 for cost in needed)])
+        note_sharing(job.folder, most)
         return [train, scoring]
 
     return task_of(job.folder, commands, job.needs)

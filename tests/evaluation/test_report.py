@@ -116,6 +116,18 @@ def test_costs_include_the_run_that_a_model_started_from(result):
     assert (short[6], short[-1]) == ("-", "-")
 
 
+def test_times_are_those_of_the_runs_on_their_own_gpu(result):
+    first, *others = (run for run in result["runs"] if run["label"] == SHORT)
+    first["gpu_hours"] = 0.5
+    for run in others:
+        run["jobs_per_gpu"] = 2
+    short, _ = sections(markdown(result))["What was scored"]
+    assert (short[1], short[-1]) == (str(1 + len(others)), "0.50")
+    first["jobs_per_gpu"] = 2
+    short, _ = sections(markdown(result))["What was scored"]
+    assert short[-2:] == ["-", "-"]
+
+
 def test_invalid_result_files_are_refused(tmp_path):
     path = tmp_path / "evaluation.json"
     with pytest.raises(FileNotFoundError, match=r"must contain evaluation.json. Try the --out"):

@@ -17,9 +17,10 @@ def test_trained_runs_tell_theirs_and_add_up():
         {"starts": [other], "minutes": None, "gpu_hours": 0.5},
         {"starts": [], "gpu_hours": 0.25},
         {"starts": [], "seconds": 90.0},
+        {"starts": [], "gpu_hours": 0.25, "jobs_per_gpu": 3},  # a third of the GPU
     ]
     environment = HERE | {"device": "x86_64"}
     (line,) = provenance_table(runs={"environment": environment, "runs": runs}).splitlines()[2:]
-    assert "| H100, H200 | 2.11 | 3.6 | abc, def | 2026-01-01 | 4 | 58 |" in line
+    assert "| H100, H200 | 2.11 | 3.6 | abc, def | 2026-01-01 | 5 | 64 |" in line
     (line,) = provenance_table(report={"environment": environment}).splitlines()[2:]
     assert "| a CPU |" in line

@@ -124,6 +124,26 @@ def test_other_runs_may_share_a_gpu(tiny, monkeypatch):
     assert jobs_per_gpu(folder) == 2
 
 
+def test_a_run_from_weights_that_were_trained_on_a_shared_gpu_has_no_time_of_its_own(
+    tiny, monkeypatch
+):
+    tasks = []
+    monkeypatch.setattr(
+        "experiments.table4.sweep.train_and_report", lambda asked, *_, **__: tasks.extend(asked)
+    )
+    costs = {"short_seed1": {"jobs_per_gpu": 2}}
+    monkeypatch.setattr(
+        "experiments.table4.sweep.training_cost", lambda folder, sums: costs.get(folder.name)
+    )
+    out, _ = tiny("--models", "short_then_long")
+    for task in tasks:
+        task.commands(1)  # called when the task starts
+    shared = {task.name: jobs_per_gpu(out / task.name) for task in tasks}
+    assert shared == {
+        "short_seed1": 1, "short_seed2": 1, "short_then_long_seed1": 2, "short_then_long_seed2": 1
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_machines_share_the_seeds(tiny, tmp_path):
     names = ["--models", "short", "long_from_short"]
