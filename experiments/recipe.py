@@ -1,6 +1,6 @@
 """Effect of each part of the modern recipe on the loss, with intervals.
 
-    python -m experiments.recipe --data out/data/long_documents --stride 2048
+    python -m experiments.recipe --data out/data/long_documents --stride 1024
 
 Trains the modern recipe (configs/modern_small_4k.yaml) with each of its parts removed, and with
 each candidate added, on 118M tokens with three seeds, and GPT-2's recipe at two learning rates. It
@@ -8,8 +8,8 @@ is a sweep of experiments.table4, with the same options: it resumes, and several
 it. Writes OUT/table4.json, and OUT/recipe.json with a table and a picture of all parts.
 
 At equal time, a part that makes a step slower leaves fewer tokens. This is estimated from the times
-of experiments.train_steps.recipe_step (--times), and from the recipe's loss after four fifths of
-the tokens.
+of experiments.train_steps.recipe_step (--times), and from the loss of the recipe when it is trained
+for as long as GPT-2's.
 """
 
 from argparse import Namespace
@@ -19,7 +19,7 @@ from experiments.harness import Command
 from experiments.table4.options import add_sweep_options, check_sweep_options
 from experiments.table4.parts import NAMES, PAIRS_OF_PARTS, WITH, WITHOUT
 
-BASE = ("4k", "4k_same_lr", "recipe", "recipe_shorter", "recipe_same_time")
+BASE = ("4k", "4k_same_lr", "recipe", "recipe_same_time")
 
 TIMES = Path("docs/results/recipe_step.json")
 
@@ -72,7 +72,7 @@ def effects(
     part, and parameters are those that the part adds.
 
     Args:
-        result: of the sweep. Without recipe_shorter, same_time is None.
+        result: of the sweep. Without recipe_same_time, same_time is None.
         seconds: per token of each model. Without a model of the part, time and same_time are None.
         parameters: number of parameters of each model.
     """
@@ -114,15 +114,14 @@ def _shifted(gap: Row, shift: float) -> Row:
 def loss_per_log_tokens(result: Result) -> float | None:
     """Nats by which the recipe's loss falls when its tokens are multiplied by e, about its end.
 
-    None if recipe_shorter is not in the result.
+    None if recipe_same_time is not in the result, or has as many tokens.
     """
-    gap = by_pair(result).get(("recipe_shorter", "recipe"))
-    if gap is None:
-        return None
-    shorter = gap["strided"]["nats"]
+    gap = by_pair(result).get(("recipe_same_time", "recipe"))
     (models,) = result["rows"].values()
     tokens = {row["label"]: row["tokens"] for row in models}
-    return shorter / math.log(tokens["recipe"] / tokens["recipe_shorter"])
+    if gap is None or tokens["recipe_same_time"] == tokens["recipe"]:
+        return None
+    return -gap["strided"]["nats"] / math.log(tokens["recipe_same_time"] / tokens["recipe"])
 
 
 def overview(result: Result) -> Result:

@@ -91,7 +91,6 @@ MODELS = {
     "1k_to_4k_modern": Model("4k", recipe="long"),
     "4k_same_lr": Model("4k", (_RECIPE_LR,)),
     "recipe": _recipe(),
-    "recipe_shorter": _recipe(share=0.8),
     "recipe_same_time": _recipe(same_time_as="4k"),
     "recipe_1k": Model("1k", (_RECIPE_LR,), recipe="modern_small"),
     "recipe_medium": Model("4k", ("optim.lr=2e-3",), recipe="modern_medium"),

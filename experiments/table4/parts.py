@@ -17,7 +17,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "growing_context": Part(
-        "context grows from 1K to 4K",
+        "context grows from 1K to 4K, and windows with it",
         (
             *("model.context_schedule=[]", "model.context_length=4096", "model.rope_scaling=none"),
             "model.window_grows=false",
@@ -25,7 +25,7 @@ PARTS = {
     ),
     "growing_windows": Part("windows grow with the context", ("model.window_grows=false",)),
     "windows": Part(
-        "windows of 1,024 in three of four layers",
+        "windows in three of four layers",
         ("model.window_size=null", "model.window_grows=false", "model.full_every=0"),
     ),
     "grouped_heads": Part("three query heads share keys and values", ("model.n_kv_head=null",)),

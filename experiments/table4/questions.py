@@ -99,7 +99,10 @@ QUESTIONS = (
         by_position=True,
     ),
     Question("a learning rate of 3e-3 instead of 1e-3, equal tokens", (("4k_same_lr", "4k"),)),
-    Question("four fifths of the tokens", (("recipe_shorter", "recipe"),)),
+    Question(
+        "the modern recipe for the time of GPT-2's, instead of for its tokens",
+        (("recipe_same_time", "recipe"),),
+    ),
     Question("one part of the modern recipe, or one more, equal tokens", PAIRS_OF_PARTS),
 )
 

@@ -41,14 +41,14 @@ def result():
         "rows": {
             "text": [
                 row("recipe"),
-                row("recipe_shorter", tokens=50e6),
+                row("recipe_same_time", tokens=200e6),
                 row("recipe_without_windows"),
                 row("recipe_with_untied_head"),
             ]
         },
         "comparisons": {
             "text": [
-                gap("recipe_shorter", "recipe", 0.2 * math.log(2)),
+                gap("recipe_same_time", "recipe", -0.2 * math.log(2)),
                 gap("recipe", "recipe_without_windows", 0.02),
                 gap("recipe_with_untied_head", "recipe", -0.03),
             ]
@@ -78,7 +78,7 @@ def test_a_slower_part_leaves_fewer_tokens_in_equal_time(result):
 
 def test_table_and_picture_have_every_part(result):
     table = parts_table({"effects": effects(result, SECONDS, PARAMETERS)})
-    assert "| windows of 1,024 in three of four layers | yes | 3 | 0.0200 (" in table
+    assert "| windows in three of four layers | yes | 3 | 0.0200 (" in table
     assert "| no | 3 | -0.0300 (-0.0400 to -0.0200) | 1.200 | 0.0065 (" in table
     assert table.rstrip().endswith("| +5.0M |")
     drawn = [
@@ -88,8 +88,12 @@ def test_table_and_picture_have_every_part(result):
     assert {"Parts of the recipe", "Candidates", "+0.020", "-0.030", "+0.006"} <= {*drawn}
 
 
-def test_equal_time_is_unknown_without_a_shorter_run(result):
-    del result["comparisons"]["text"][0]
+@pytest.mark.parametrize("missing", ["run", "difference"])
+def test_equal_time_is_unknown_without_a_longer_run(result, missing):
+    if missing == "run":
+        del result["comparisons"]["text"][0]
+    else:
+        result["rows"]["text"][1]["tokens"] = 100e6
     assert [effect["same_time"] for effect in effects(result, SECONDS, PARAMETERS)] == [None, None]
     assert "| 1.200 | - |" in parts_table({"effects": effects(result, SECONDS, PARAMETERS)})
     draw({"effects": effects(result, SECONDS, PARAMETERS)})
@@ -114,9 +118,9 @@ def test_a_part_of_the_same_steps_needs_no_time(result):
 
 def test_overview_has_the_recipe_and_no_part(result):
     whole = overview(result)
-    assert [row["label"] for row in whole["rows"]["text"]] == ["recipe", "recipe_shorter"]
+    assert [row["label"] for row in whole["rows"]["text"]] == ["recipe", "recipe_same_time"]
     (kept,) = whole["comparisons"]["text"]
-    assert (kept["label"], kept["to_label"]) == ("recipe_shorter", "recipe")
+    assert (kept["label"], kept["to_label"]) == ("recipe_same_time", "recipe")
     assert whole["runs"] == result["runs"]
 
 
