@@ -181,6 +181,7 @@ def test_weights_that_the_kernels_do_not_support() -> None:
 @pytest.mark.parametrize("settings", [{}, {"normalize_rows": True}])
 def test_graphed_steps(settings: dict[str, Any], device: str) -> None:
     """Replays read the address tables of their capture, also after steps on other addresses."""
+    n_steps = 24 if device == "cuda" else 9  # nothing is captured on CPUs
     results: list[list[Tensor]] = []
     for impl in ("triton", "reference"):
         ours = [nn.Parameter(w.detach().to(device)) for w in weights()]
@@ -206,13 +207,14 @@ def test_graphed_steps(settings: dict[str, Any], device: str) -> None:
                 n_wrong.add_((cast != w.half()).sum())
 
         takes = [GraphedStep(step, optimizer, torch.device(device)) for _ in range(2)]
-        for number, factor in enumerate(torch.arange(1.0, 25.0, device=device)):
+        for number, factor in enumerate(torch.arange(1.0, n_steps + 1, device=device)):
             takes[number // 8 % 2](factor)
             for size in (2, 4, 8):  # overwrites old address tables if their memory was freed
                 torch.full((size,), -1, device=device)
                 if device == "cuda":
                     torch.full((size,), -1).pin_memory()
-        assert n_wrong == 0 and all(state["step"] == 20 for state in optimizer.state.values())
+        taken = n_steps - n_steps // 5
+        assert n_wrong == 0 and all(state["step"] == taken for state in optimizer.state.values())
         results.append([w.detach() for w in ours])
     for x, y, start in zip(*results, weights(), strict=True):
         change = (y.cpu() - start).norm()
