@@ -6,6 +6,7 @@ compared on the same draws.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -108,6 +109,26 @@ def paired_half_width(differences: ArrayLike) -> float | None:
     """
     n = np.size(differences)
     return None if n < 2 else float(_t_975(n - 1) * stats.sem(differences))
+
+
+def pooled_half_width(n: int, others: Iterable[tuple[int, float]]) -> float | None:
+    """Half width of the 95% interval of the mean difference over n pairs of seeds, nats.
+
+    The variance between pairs is pooled over comparisons that are taken to vary alike, as in an
+    analysis of variance. A comparison with one pair has an interval too.
+
+    Args:
+        n: pairs of this comparison.
+        others: number of pairs (at least two) and `paired_half_width` of each comparison.
+
+    Returns:
+        None without others.
+    """
+    freedom, squares = 0, 0.0
+    for pairs, half_width in others:
+        freedom += pairs - 1
+        squares += (pairs - 1) * pairs * (half_width / _t_975(pairs - 1)) ** 2
+    return float(_t_975(freedom) * math.sqrt(squares / freedom / n)) if freedom else None
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

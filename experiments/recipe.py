@@ -21,6 +21,9 @@ from experiments.table4.parts import NAMES, PAIRS_OF_PARTS, WITH, WITHOUT
 
 BASE = ("4k", "4k_same_lr", "recipe", "recipe_same_time")
 
+WHOLE = ("recipe", "4k"), ("recipe_same_time", "recipe")
+"""Pairs of models that differ by more than one part."""
+
 TIMES = Path("docs/results/recipe_step.json")
 
 
@@ -50,6 +53,7 @@ from matplotlib.figure import Figure
 
 from evaluation.markdown import dict_table, difference_cell
 from evaluation.results import Row, read_result, write_result
+from evaluation.statistics import Estimate, pooled_half_width, widen
 from experiments.harness import Result
 from experiments.reports import publish
 from experiments.table4 import report
@@ -68,7 +72,8 @@ def effects(
     """Effect of each part, from the result of the sweep, the most useful part first.
 
     tokens is the loss with the part minus the loss without it at equal tokens, in nats with its
-    interval, and same_time the same at equal time. time is the relative time of a token with the
+    interval, and same_time the same at equal time. The variance between seeds is pooled over all
+    comparisons with several seeds. time is the relative time of a token with the
     part, and parameters are those that the part adds.
 
     Args:
@@ -78,11 +83,13 @@ def effects(
     """
     gaps = by_pair(result)
     slope = loss_per_log_tokens(result)
+    compared = [gaps[pair]["strided"] for pair in (*WHOLE, *PAIRS_OF_PARTS) if pair in gaps]
+    several = [(gap["seeds"], gap["half_width_of_seeds"]) for gap in compared if gap["seeds"] > 1]
     found = []
     for part, (with_it, without) in zip({**WITHOUT, **WITH}.values(), PAIRS_OF_PARTS, strict=True):
         if (with_it, without) not in gaps:
             continue
-        gap = {key: gaps[with_it, without]["strided"][key] for key in ("nats", "interval", "seeds")}
+        gap = _with_pooled_seeds(gaps[with_it, without]["strided"], several)
         time = relative_time(seconds, with_it, without)
         shift = None if slope is None or time is None else slope * math.log(time)
         found.append(
@@ -98,6 +105,14 @@ def effects(
     return sorted(
         found, key=lambda row: (not row["in_recipe"], (row["same_time"] or row["tokens"])["nats"])
     )
+
+
+def _with_pooled_seeds(gap: Row, several: Sequence[tuple[int, float]]) -> Row:
+    # null in JSON: too few documents
+    low, high = (math.nan if end is None else end for end in gap["interval_of_documents"])
+    documents = Estimate(mean=gap["nats"], low=low, high=high)
+    both = widen(documents, pooled_half_width(gap["seeds"], several))
+    return {"nats": both.mean, "interval": [both.low, both.high], "seeds": gap["seeds"]}
 
 
 def count_parameters(models: Sequence[str]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from evaluation.statistics import (
     Estimate,
     estimate,
     paired_half_width,
+    pooled_half_width,
     seed_half_width,
     widen,
     wilson,
@@ -252,6 +253,17 @@ def test_interval_of_pairs_by_hand():
     assert paired_half_width([1.0, 3.0]) == pytest.approx(12.706205)  # sd sqrt(2), over sqrt(2)
     assert paired_half_width([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / 3**0.5)
     assert paired_half_width([1.0]) is None
+
+
+def test_comparisons_pool_the_variance_between_their_seeds():
+    samples = [[1.0, 3.0], [0.0, 4.0, 5.0]]  # variances 2 and 7, with 1 and 2 degrees of freedom
+    several = [(len(sample), paired_half_width(sample)) for sample in samples]
+    deviation = ((2 + 2 * 7) / 3) ** 0.5
+    for n in (1, 2, 3):
+        half_width = pooled_half_width(n, several)
+        assert half_width == pytest.approx(3.182446 * deviation / n**0.5)
+    assert pooled_half_width(2, several[:1]) == pytest.approx(several[0][1])
+    assert pooled_half_width(1, []) is None
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,13 @@ def row(label, tokens=100e6):
     return {"label": label, "tokens": tokens}
 
 
-def gap(label, other, nats):
-    difference = {"nats": nats, "interval": [nats - 0.01, nats + 0.01], "seeds": 3}
+def gap(label, other, nats, seeds=1, half_width=None):
+    difference = {
+        "nats": nats,
+        "interval_of_documents": [nats - 0.01, nats + 0.01],
+        "seeds": seeds,
+        "half_width_of_seeds": half_width,
+    }
     return {"label": label, "to_label": other, "strided": difference}
 
 
@@ -76,10 +81,30 @@ def test_a_slower_part_leaves_fewer_tokens_in_equal_time(result):
     assert head["parameters"] == 5_000_000
 
 
+def test_a_single_seed_varies_as_the_comparisons_with_several(result):
+    gaps = result["comparisons"]["text"]
+    gaps[1] = gap("recipe", "recipe_without_windows", 0.02, seeds=3, half_width=0.02)
+    windows, head = effects(result, SECONDS, PARAMETERS)
+    for effect, half_width in ((windows, 0.02), (head, 0.02 * 3**0.5)):
+        low, high = effect["tokens"]["interval"]
+        assert (high - low) / 2 == pytest.approx(math.hypot(0.01, half_width))
+    # other pairs say nothing about these
+    gaps += [gap("4k_same_lr", "4k", 1.0, seeds=3, half_width=5.0)]
+    assert effects(result, SECONDS, PARAMETERS)[1]["tokens"] == head["tokens"]
+
+
+def test_too_few_documents_leave_no_interval(result):
+    result["comparisons"]["text"][1]["strided"]["interval_of_documents"] = [None, None]
+    windows, _ = found = effects(result, SECONDS, PARAMETERS)
+    assert all(map(math.isnan, windows["same_time"]["interval"]))
+    assert "| 1 | 0.0200 | 0.909 |" in parts_table({"effects": found})
+    draw({"effects": found})
+
+
 def test_table_and_picture_have_every_part(result):
     table = parts_table({"effects": effects(result, SECONDS, PARAMETERS)})
-    assert "| windows in three of four layers | yes | 3 | 0.0200 (" in table
-    assert "| no | 3 | -0.0300 (-0.0400 to -0.0200) | 1.200 | 0.0065 (" in table
+    assert "| windows in three of four layers | yes | 1 | 0.0200 (" in table
+    assert "| no | 1 | -0.0300 (-0.0400 to -0.0200) | 1.200 | 0.0065 (" in table
     assert table.rstrip().endswith("| +5.0M |")
     drawn = [
         text.get_text()
