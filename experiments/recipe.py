@@ -73,8 +73,8 @@ def effects(
 
     tokens is the loss with the part minus the loss without it at equal tokens, in nats with its
     interval, and same_time the same at equal time. The variance between seeds is pooled over all
-    comparisons with several seeds. time is the relative time of a token with the
-    part, and parameters are those that the part adds.
+    comparisons with several seeds. time is the relative time of a token with the part, and
+    parameters are those that the part adds.
 
     Args:
         result: of the sweep. Without recipe_same_time, same_time is None.
