@@ -29,6 +29,9 @@ PARTS = {
         ("model.window_size=null", "model.window_grows=false", "model.full_every=0"),
     ),
     "grouped_heads": Part("three query heads share keys and values", ("model.n_kv_head=null",)),
+    "wide_heads": Part(
+        "6 heads of 128 instead of 12 of 64", ("model.n_head=12", "model.n_kv_head=4")
+    ),
     "rms_norm": Part("RMSNorm instead of LayerNorm", ("model.norm=layer_norm",)),
     "qk_norm": Part("queries and keys normalised", ("model.qk_norm=false",)),
     "softcap": Part("logits bounded by 15", ("model.logit_softcap=null",)),
@@ -45,9 +48,6 @@ PARTS = {
 CANDIDATES = {
     "swiglu": Part("SwiGLU instead of GELU", ("model.mlp=swiglu",)),
     "untied_head": Part("untied head", ("model.tie_embeddings=false",)),
-    "wide_heads": Part(
-        "6 heads of 128 instead of 12 of 64", ("model.n_head=6", "model.n_kv_head=2")
-    ),
     "shorter_first_context": Part(
         "context from 512 to 1K to 4K",
         ("model.context_schedule=[[512,0.25],[1024,0.5],[4096,0.25]]",),
