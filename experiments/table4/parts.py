@@ -17,11 +17,15 @@ class Part(NamedTuple):
 
 PARTS = {
     "growing_context": Part(
-        "context grows from 1K to 4K, and windows with it",
+        "context grows from 512 to 4K, and windows with it",
         (
             *("model.context_schedule=[]", "model.context_length=4096", "model.rope_scaling=none"),
             "model.window_grows=false",
         ),
+    ),
+    "shorter_first_context": Part(
+        "context starts at 512 instead of 1K",
+        ("model.context_schedule=[[1024,0.75],[4096,0.25]]",),
     ),
     "growing_windows": Part("windows grow with the context", ("model.window_grows=false",)),
     "windows": Part(
@@ -48,9 +52,9 @@ PARTS = {
 CANDIDATES = {
     "swiglu": Part("SwiGLU instead of GELU", ("model.mlp=swiglu",)),
     "untied_head": Part("untied head", ("model.tie_embeddings=false",)),
-    "shorter_first_context": Part(
-        "context from 512 to 1K to 4K",
-        ("model.context_schedule=[[512,0.25],[1024,0.5],[4096,0.25]]",),
+    "doubling_context": Part(
+        "context doubles from 256 to 4K",
+        ("model.context_schedule=[[256,0.2],[512,0.2],[1024,0.2],[2048,0.2],[4096,0.2]]",),
     ),
     "growing_batch": Part(  # for the budget "minutes"
         "batch grows from 16,384 to 32,768 tokens",

@@ -33,15 +33,15 @@ def test_a_row_for_each_context(without_gpu):
         return lambda: torch.ones(1)
 
     rows = [row for rows in measure("recipe", config, 2, make) for row in rows]
-    assert asked == [(1024, 32), (4096, 8)]
-    assert [row["context_length"] for row in rows] == [1024, 4096]
-    assert [row["steps"] for row in rows] == [2700, 900]
+    assert asked == [(512, 64), (1024, 32), (4096, 8)]
+    assert [row["context_length"] for row in rows] == [512, 1024, 4096]
+    assert [row["steps"] for row in rows] == [900, 1800, 900]
     assert {row["tokens"] for row in rows} == {32_768}
 
 
 def test_no_time_of_steps_that_are_skipped(without_gpu):
     config = configs_of(["recipe"])["recipe"]
-    with pytest.raises(SystemExit, match="recipe at 1,024 tokens: .* not finite"):
+    with pytest.raises(SystemExit, match="recipe at 512 tokens: .* not finite"):
         next(measure("recipe", config, 2, lambda *_: lambda: torch.zeros(1)))
 
 
