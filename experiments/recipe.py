@@ -21,7 +21,7 @@ from experiments.table4.parts import NAMES, PAIRS_OF_PARTS, WITH, WITHOUT
 
 BASE = ("4k", "4k_same_lr", "recipe", "recipe_same_time")
 
-WHOLE = ("recipe", "4k"), ("recipe_same_time", "recipe")
+WHOLE_RECIPE = ("recipe", "4k"), ("recipe_same_time", "recipe")
 """Pairs of models that differ by more than one part."""
 
 TIMES = Path("docs/results/recipe_step.json")
@@ -69,7 +69,7 @@ BUDGET = "minutes"
 def effects(
     result: Result, seconds: Mapping[str, float], parameters: Mapping[str, int]
 ) -> list[Row]:
-    """Effect of each part, from the result of the sweep, the most useful part first.
+    """Effect of each part, from the result of the sweep, the most useful at equal tokens first.
 
     tokens is the loss with the part minus the loss without it at equal tokens, in nats with its
     interval, and same_time the same at equal time. The variance between seeds is pooled over all
@@ -83,16 +83,16 @@ def effects(
     """
     gaps = by_pair(result)
     slope = loss_per_log_tokens(result)
-    compared = [gaps[pair]["strided"] for pair in (*WHOLE, *PAIRS_OF_PARTS) if pair in gaps]
+    compared = [gaps[pair]["strided"] for pair in (*WHOLE_RECIPE, *PAIRS_OF_PARTS) if pair in gaps]
     several = [(gap["seeds"], gap["half_width_of_seeds"]) for gap in compared if gap["seeds"] > 1]
-    found = []
+    rows = []
     for part, (with_it, without) in zip({**WITHOUT, **WITH}.values(), PAIRS_OF_PARTS, strict=True):
         if (with_it, without) not in gaps:
             continue
         gap = _with_pooled_seeds(gaps[with_it, without]["strided"], several)
         time = relative_time(seconds, with_it, without)
         shift = None if slope is None or time is None else slope * math.log(time)
-        found.append(
+        rows.append(
             {
                 "part": part.title,
                 "in_recipe": with_it == "recipe",
@@ -102,9 +102,7 @@ def effects(
                 "parameters": parameters[with_it] - parameters[without],
             }
         )
-    return sorted(
-        found, key=lambda row: (not row["in_recipe"], (row["same_time"] or row["tokens"])["nats"])
-    )
+    return sorted(rows, key=lambda row: (not row["in_recipe"], row["tokens"]["nats"]))
 
 
 def _with_pooled_seeds(gap: Row, several: Sequence[tuple[int, float]]) -> Row:
@@ -178,7 +176,7 @@ def draw(result: Result) -> Figure:
         for title, kept in (("Parts of the recipe", True), ("Candidates", False))
     }
     names = "equal tokens", "equal time"
-    return draw_effects(groups, names, ("tokens", "time"), limit=0.12)
+    return draw_effects(groups, names, ("tokens", "time"), limit=0.22)
 
 
 def draw_curves(result: Result) -> Figure:
