@@ -10,8 +10,11 @@ REMOVED = {
     "optim.z_loss": 0.0,
     "model.value_embedding_every": 0,
     "model.smear": False,
+    "model.zero_init": False,
 }
 """Removed settings, and the value at which each had no effect: any file may still have it."""
+OF_WEIGHTS = frozenset({"model.value_embedding_every", "model.smear"})
+"""Removed settings whose weights fit no current model."""
 REMOVED_VALUES = (("model.mlp", "relu_squared"),)
 """Settings that still exist, and values of theirs that were removed."""
 NEEDS_EARLIER = "a model that was trained with it needs an earlier version of Papilio"
@@ -38,9 +41,9 @@ def in_words(key: str, value: Any) -> str:
 def with_current_settings(values: dict[str, Any], *, of_a_run: bool = False) -> dict[str, Any]:
     """Return the values of a file, by section, with its earlier values replaced or left out.
 
-    Removed settings of the optimizer that had an effect are left out only if the file is
-    `of_a_run`: its model can still be used, although it cannot be trained in the same way. Those of
-    the model that had an effect stay, so that they are refused: its weights fit no current model.
+    Removed settings that had an effect are left out only if the file is `of_a_run`: its model can
+    still be used, although it cannot be trained in the same way. Those in OF_WEIGHTS stay, so that
+    they are refused.
     """
     for key in KEYS:
         section, _, name = key.rpartition(".")
@@ -53,7 +56,7 @@ def with_current_settings(values: dict[str, Any], *, of_a_run: bool = False) -> 
     for key in REMOVED:
         section, _, name = key.rpartition(".")
         settings = values.get(section)
-        needed = key in had_effect and not (of_a_run and section == "optim")
+        needed = key in had_effect and not (of_a_run and key not in OF_WEIGHTS)
         if isinstance(settings, dict) and name in settings and not needed:
             values = values | {section: {k: v for k, v in settings.items() if k != name}}
     return values

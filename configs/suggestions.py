@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-from configs.renamed import NEEDS_EARLIER, REMOVED
+from configs.renamed import NEEDS_EARLIER, OF_WEIGHTS, REMOVED
 
 OTHER_NAMES = {
     "lr": ["learning_rate", "max_lr"],
@@ -70,7 +70,8 @@ def unknown_key_message(
     section, _, name = key.rpartition(".")
     verdict = f"{shown_as or key} is not a setting: "
     if key in REMOVED:
-        return f"{verdict}it was removed. Leave it out; {NEEDS_EARLIER}"
+        old_weights = f"; {NEEDS_EARLIER}" if key in OF_WEIGHTS else ""
+        return f"{verdict}it was removed. Leave it out{old_weights}"
     # Keys of list items are suggested only for keys of list items.
     known = [k for k in known if ("[]." in k) == ("[]." in key)]
     if section and (matches := [k for k in known if k.endswith(f".{key}")]):

@@ -83,16 +83,13 @@ def init_linear_and_norm(model: nn.Module, config: BlockConfig) -> None:
     """Initialise linear layers as GPT-2 does, from torch's global generator; reset norms.
 
     Weights are normal with standard deviation 0.02. In layers that add to the residual stream it is
-    0.02 / sqrt(2 n_layer), so that the stream's variance does not grow with depth, or 0 with
-    config.zero_init. Biases are 0.
+    0.02 / sqrt(2 n_layer), so that the stream's variance does not grow with depth. Biases are 0.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             adds_to_residual = name.endswith(("attn.out_proj", "mlp.fc_out"))
             depth_scale = math.sqrt(2 * config.n_layer) if adds_to_residual else 1.0
             nn.init.normal_(module.weight, std=INIT_STD / depth_scale)
-            if adds_to_residual and config.zero_init:
-                nn.init.zeros_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):

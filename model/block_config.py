@@ -73,9 +73,6 @@ class BlockConfig:
     bias: bool = True
     """Use biases in the blocks' linear layers and LayerNorms, as GPT-2 does. Without them, as in
     nanoGPT, a step is slightly faster."""
-    zero_init: bool = False
-    """Initialise the layers that add to the residual stream with 0, instead of small weights, so
-    that each block starts as the identity."""
     scale_attn_by_inverse_layer_idx: bool = False
     """Divide the attention scores of block i (from 0) by i + 1, as Mistral's GPT-2 recipe does."""
 

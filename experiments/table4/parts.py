@@ -65,7 +65,6 @@ CANDIDATES = {
         ),
         share=1 / (0.2 / 2 + 0.8),
     ),
-    "zero_init": Part("blocks start as the identity", ("model.zero_init=true",), same_steps=True),
     "lower_lr": Part("learning rate of 2e-3 instead of 3e-3", ("optim.lr=2e-3",), same_steps=True),
     "higher_lr": Part("learning rate of 4e-3 instead of 3e-3", ("optim.lr=4e-3",), same_steps=True),
     **{

@@ -88,8 +88,8 @@ ALWAYS_EXPORTABLE = frozenset(
     {
         *("vocab_size", "context_length", "n_layer", "n_head", "n_embd", "n_inner", "norm_eps"),
         *("dropout", "attention_dropout", "mask", "context_schedule", "window_grows"),
-        # These change results by rounding at most, or only how training begins.
-        *("vocab_multiple", "attention", "residual_in_fp32", "recompute_gelu", "zero_init"),
+        # These change results by rounding at most.
+        *("vocab_multiple", "attention", "residual_in_fp32", "recompute_gelu"),
     }
 )
 """Fields of ModelConfig that every layout can export, or checks itself."""

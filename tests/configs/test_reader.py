@@ -55,7 +55,8 @@ def test_removed_settings_are_read_from_runs_and_elsewhere_where_they_had_no_eff
     for lines in ("", without_effect):
         path.write_text(to_yaml(config).replace("optim:\n", f"optim:\n{lines}"))
         assert load_config([str(path)]) == config_of(tmp_path, TrainConfig) == config
-    path.write_text(to_yaml(config).replace("optim:\n", f"optim:\n{with_effect}"))
+    text = to_yaml(config).replace("optim:\n", f"optim:\n{with_effect}")
+    path.write_text(text.replace("model:\n", "model:\n  zero_init: true\n"))
     assert config_of(tmp_path, TrainConfig) == config
     record = asdict(config)
     record["optim"] |= {"cautious_decay": True}
@@ -66,6 +67,8 @@ def test_removed_settings_are_read_from_runs_and_elsewhere_where_they_had_no_eff
     ):
         with pytest.raises(ConfigError, match=r"optim\.z_loss is not a setting: it was removed"):
             read()
+    with pytest.raises(ConfigError, match=r"model\.zero_init .*: it was removed\. Leave it out$"):
+        load_config([QUICKSTART, "model.zero_init=true"])
 
 
 def test_removed_settings_of_the_model_are_refused_where_they_had_an_effect(tmp_path):

@@ -63,9 +63,9 @@ def result():
 
 
 def test_tables_count_as_parameters():
-    counts = count_parameters(["recipe", "recipe_with_untied_head", "recipe_with_zero_init"])
+    counts = count_parameters(["recipe", "recipe_with_untied_head", "recipe_with_higher_lr"])
     assert counts["recipe_with_untied_head"] - counts["recipe"] >= 50_257 * 768
-    assert counts["recipe_with_zero_init"] == counts["recipe"]
+    assert counts["recipe_with_higher_lr"] == counts["recipe"]
 
 
 def test_a_slower_part_leaves_fewer_tokens_in_equal_time(result):
@@ -133,12 +133,12 @@ def test_equal_time_is_unknown_where_no_time_was_measured(result):
 
 def test_a_part_of_the_same_steps_needs_no_time(result):
     gaps = result["comparisons"]["text"]
-    gaps.append(gap("recipe_with_zero_init", "recipe", -0.01))
-    (zero_init,) = (
-        e for e in effects(result, {}, PARAMETERS) if e["part"] == CANDIDATES["zero_init"].title
+    gaps.append(gap("recipe_with_higher_lr", "recipe", -0.01))
+    (higher_lr,) = (
+        e for e in effects(result, {}, PARAMETERS) if e["part"] == CANDIDATES["higher_lr"].title
     )
-    assert zero_init["time"] == 1.0
-    assert zero_init["same_time"]["nats"] == pytest.approx(-0.01)
+    assert higher_lr["time"] == 1.0
+    assert higher_lr["same_time"]["nats"] == pytest.approx(-0.01)
 
 
 def test_overview_has_the_recipe_and_no_part(result):

@@ -77,7 +77,6 @@ def test_each_field_of_the_model_must_agree_or_may_change():
     chosen = {"context_length", "dropout", "attention_dropout", "attention", "mask", "window_size"}
     chosen |= {
         "window_grows",
-        "zero_init",
         "full_every",
         "recompute_gelu",
         "residual_in_fp32",

@@ -65,7 +65,7 @@ def test_times_are_means_over_the_training():
     assert seconds == pytest.approx(means)
     assert relative_time(seconds, "recipe", "recipe_without_windows") == pytest.approx(1.25 / 1.75)
     assert relative_time(seconds, "recipe_with_swiglu", "recipe") is None
-    assert relative_time({}, "recipe_with_zero_init", "recipe") == 1.0
+    assert relative_time({}, "recipe_with_higher_lr", "recipe") == 1.0
     last = step_table({"rows": rows}).splitlines()[-1]
     assert last == "| `recipe_without_windows` | 1000.0 | 4000.0 | 1.400 |"
 
@@ -81,7 +81,7 @@ def test_stages_of_one_context_count_by_their_tokens():
 
 def test_parts_whose_steps_are_the_same_are_not_timed():
     assert {"windows", "swiglu"} <= {*TIMED}
-    assert not {"zero_init", "higher_lr"} & {*TIMED}
+    assert not {"lower_lr", "higher_lr"} & {*TIMED}
     assert recipe_step.AGAIN not in TIMED.values()
 
 
