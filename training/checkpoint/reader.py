@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.reader import from_record
-from configs.renamed import current_settings, removed_settings
+from configs.renamed import OF_WEIGHTS, REMOVED, current_settings, removed_settings
 from data.files import differing, leaves, parse_json
 from data.text.config import DataConfig
 from model.config import ModelConfig
@@ -219,7 +219,8 @@ class Checkpoint:
 def _with_later_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     """Settings of a checkpoint in current names, with defaults for settings newer than it.
 
-    The default of a new setting is the behaviour before it existed.
+    Removed settings are left out, except where the weights need them. The default of a new setting
+    is the behaviour before it existed.
     """
     defaults = {
         "model": asdict(ModelConfig()),
@@ -229,6 +230,8 @@ def _with_later_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[
     known, old_behaviour = dict(leaves(saved)), dict(leaves(defaults))
     for name, value in [*known.items()]:
         known |= current_settings(name, value)
+        if name in REMOVED and (name not in OF_WEIGHTS or value == REMOVED[name]):
+            del known[name]  # it has no effect on a run that is resumed
     later = (dict(leaves(wanted)).keys() - known.keys()) & old_behaviour.keys()
     return known | {name: old_behaviour[name] for name in later}
 

@@ -105,6 +105,18 @@ def test_a_checkpoint_older_than_a_setting_of_a_section_resumes(tmp_path):
         Checkpoint.open(folder).restore(model, optimizer, wanted | {"optim.name": "muon"}, ALONE)
 
 
+def test_a_run_with_a_removed_setting_resumes_unless_its_weights_need_it(tmp_path):
+    model, optimizer = make(0)
+    take_steps(model, optimizer, 1)
+    for step, removed in enumerate(({"model.zero_init": True}, {"model.smear": False}), start=1):
+        folder = save(tmp_path / "run", step, model, optimizer, must_match=MUST_MATCH | removed)
+        Checkpoint.open(folder).restore(model, optimizer, MUST_MATCH, ALONE)
+    smeared = MUST_MATCH | {"model.smear": True}
+    folder = save(tmp_path / "run", 3, model, optimizer, must_match=smeared)
+    with pytest.raises(ValueError, match=r"model\.smear is True there and None here"):
+        Checkpoint.open(folder).restore(model, optimizer, MUST_MATCH, ALONE)
+
+
 def test_another_run_is_refused_with_both_values(tmp_path):
     model, optimizer = make(0)
     folder = save(tmp_path, 1, model, optimizer)
