@@ -25,7 +25,7 @@ KINDS = {
     "long_4k": (*TINY_GPT, *GROWS, "model.n_kv_head=1", "model.window_size=9"),
     "modern_small_1k": (*TINY_GPT, "model.n_kv_head=1"),
     "modern_small_4k": (*TINY_GPT, *GROWS, "model.n_kv_head=1", "model.window_size=9"),
-    "quickstart": TINY_GPT,
+    "quickstart": (*TINY_GPT, *GROWS),
     "lra/listops": TINY_CLASSIFIER,
     "lra/image": TINY_CLASSIFIER,
     "lra/retrieval": TINY_CLASSIFIER,

@@ -35,7 +35,7 @@ def made_up_run(stream, folder, label, losses, *, seed=1, context_length=64, doc
         [
             "configs/quickstart.yaml",
             f"run.seed={seed}",
-            f"model.context_length={context_length}",
+            f"model.context_schedule=[[{context_length},1]]",
             f"data.document_mask={document_mask}",
         ]
     )

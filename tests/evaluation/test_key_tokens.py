@@ -37,7 +37,7 @@ def test_who_chooses_by_default(opened, names, chooser, omitted):
     runs = [
         opened(
             f"{'long' if name[0].isupper() else 'short'}_{name[0]}_seed{name[1]}",
-            f"model.context_length={64 if name[0].isupper() else 32}",
+            f"model.context_schedule=[[{64 if name[0].isupper() else 32},1]]",
             f"run.seed={name[1]}",
             f"model.n_head={2 if name[0] in 'aA' else 1}",
         )

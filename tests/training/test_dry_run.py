@@ -119,7 +119,7 @@ def test_epochs_are_reported_with_a_warning_if_too_many(capsys, corpus) -> None:
     n_tokens = Manifest.load(corpus).splits["train"].tokens
     options = (QUICK, "--dry-run", f"data.path={corpus}")
     batch = (
-        *("optim.batch_tokens=64", "optim.micro_batch_size=1", "model.context_length=64"),
+        *("optim.batch_tokens=64", "optim.micro_batch_size=1", "model.context_schedule=[[64,1]]"),
         "optim.warmup_steps=0",
     )
     out = printed(capsys, *options, *batch, f"optim.max_steps={5 * n_tokens // 64}")
@@ -297,8 +297,9 @@ def test_a_mask_that_hides_nothing_is_warned_of(capsys) -> None:
 def test_startup_notes(corpus) -> None:
     exported = "export to transformers: GPTNeoXForCausalLM"
     assert startup_notes(load_config([QUICK, "data.path=nowhere"])) == [exported]
+    options = f"data.path={corpus}", "model.context_schedule=[[512,1]]", "run.compile=true"
     many, few = (
-        startup_notes(load_config([QUICK, f"data.path={corpus}", *steps, "run.compile=true"]))
+        startup_notes(load_config([QUICK, *options, *steps]))
         for steps in (["optim.max_steps=500_000"], ["optim.max_steps=1", "optim.warmup_steps=0"])
     )
     assert [note.partition(":")[0] for note in many[1:]] == ["warning", "compiling"]
@@ -337,7 +338,7 @@ def test_the_head_of_a_configuration_is_what_dry_run_estimates(path, capsys) -> 
 
 
 def test_epochs_count_only_what_aligned_samples_keep(capsys, corpus) -> None:
-    aligned = "model.context_length=512", "data.align=document"
+    aligned = "model.context_schedule=[[512,1]]", "data.align=document"
     out = printed(capsys, QUICK, "--dry-run", f"data.path={corpus}", *aligned)
     batches = TrainBatches(TokenStream(corpus, "train"), 512, seed=0, align="document")
     kept = 512 * batches.samples_per_epoch + 1

@@ -15,7 +15,8 @@ CPU = Processes(rank=0, world_size=1, device=torch.device("cpu"))
 
 @pytest.fixture
 def task(corpus):
-    config = load_config(["configs/quickstart.yaml", f"data.path={corpus}"])
+    one_context = "model.context_schedule=[[512,1]]"
+    config = load_config(["configs/quickstart.yaml", f"data.path={corpus}", one_context])
     return LanguageTask(config, CPU)
 
 
