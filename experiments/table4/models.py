@@ -94,6 +94,11 @@ MODELS = {
     "recipe_same_time": _recipe(same_time_as="4k"),
     "recipe_1k": Model("1k", (_RECIPE_LR,), recipe="modern_small"),
     "recipe_medium": Model("4k", ("optim.lr=2e-3",), recipe="modern_medium"),
+    "recipe_growing_batch_131k": _recipe(  # as many tokens as recipe
+        "optim.batch_schedule=[[32768,0.25],[65536,0.25],[131072,0.5]]",
+        "optim.batch_tokens=131072",
+        share=1 / (0.25 / 4 + 0.25 / 2 + 0.5),
+    ),
     **{
         name: _recipe(*part.overrides, share=part.share)
         for name, part in {**WITHOUT, **WITH}.items()

@@ -104,6 +104,10 @@ QUESTIONS = (
         (("recipe_same_time", "recipe"),),
     ),
     Question("one part of the modern recipe, or one more, equal tokens", PAIRS_OF_PARTS),
+    Question(
+        "a batch that grows from 32,768 to 131,072 tokens, equal tokens",
+        (("recipe_growing_batch_131k", "recipe"),),
+    ),
 )
 
 QUESTION_OF = {pair: question for question in QUESTIONS for pair in question.pairs}
