@@ -138,6 +138,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipe_first_parts": _of(recipe.parts_table, "recipe_first"),
     "recipe_step": _of(recipe_step.step_table, "recipe_step"),
     "recipe_sizes": _of(table4.models_table, "table4_recipe_sizes"),
+    "recipe_131k": _of(table4.models_table, "table4_recipe_131k"),
+    "recipe_131k_answers": _of(table4.differences_table, "table4_recipe_131k"),
     "time_to_loss": _of(time_to_loss.answers_table, "time_to_loss"),
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),

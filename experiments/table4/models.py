@@ -43,10 +43,19 @@ def _recipe(*overrides: str, **settings: Any) -> Model:
     return Model("4k", (_RECIPE_LR, *overrides), recipe="modern_small", **settings)
 
 
+_GROWING_BATCH = (  # for the budget "minutes_131k"
+    "optim.batch_schedule=[[32768,0.25],[65536,0.25],[131072,0.5]]",
+    "optim.batch_tokens=131072",
+)
+_SHARE = 1 / (0.25 / 4 + 0.25 / 2 + 0.5)  # for as many tokens
+
+
 # 1k_of_4k sees the same tokens as 4k in the same order, with the history of 1k. It differs from 1k
 # in the similarity of the sequences in a batch, and from 4k in attention only. 1k_to_4k grows its
 # context within one run; 1k_to_4k_longer has as many tokens as 1k and 1k_then_4k together.
 # 1k_to_4k_fixed_base has the base of ntk at 4K from the start.
+# recipe_growing_batch_131k has more tokens at 4K than recipe, because its last steps are larger;
+# with same_contexts it has as many.
 MODELS = {
     "1k": Model("1k"),
     "1k_of_4k": Model("1k", _OF_4K),
@@ -94,10 +103,11 @@ MODELS = {
     "recipe_same_time": _recipe(same_time_as="4k"),
     "recipe_1k": Model("1k", (_RECIPE_LR,), recipe="modern_small"),
     "recipe_medium": Model("4k", ("optim.lr=2e-3",), recipe="modern_medium"),
-    "recipe_growing_batch_131k": _recipe(  # as many tokens as recipe
-        "optim.batch_schedule=[[32768,0.25],[65536,0.25],[131072,0.5]]",
-        "optim.batch_tokens=131072",
-        share=1 / (0.25 / 4 + 0.25 / 2 + 0.5),
+    "recipe_growing_batch_131k": _recipe(*_GROWING_BATCH, share=_SHARE),
+    "recipe_growing_batch_131k_same_contexts": _recipe(
+        *_GROWING_BATCH,
+        "model.context_schedule=[[512,0.46875],[1024,0.359375],[4096,0.171875]]",
+        share=_SHARE,
     ),
     **{
         name: _recipe(*part.overrides, share=part.share)
