@@ -103,7 +103,7 @@ def step_table(result: Result) -> str:
     """Markdown table of milliseconds of BATCH_TOKENS by context, and relative over the training."""
     rows = result["rows"]
     seconds = seconds_per_token(rows)
-    at = {
+    by_context = {
         context: seconds_per_token([row for row in rows if row["context_length"] == context])
         for context in sorted({row["context_length"] for row in rows})
     }
@@ -111,13 +111,18 @@ def step_table(result: Result) -> str:
         {
             "model": f"`{name}`",
             **{
-                f"ms at {context:,}": f"{1000 * BATCH_TOKENS * of[name]:.1f}" if name in of else "-"
-                for context, of in at.items()
+                f"ms at {context:,}": _milliseconds(seconds_at.get(name))
+                for context, seconds_at in by_context.items()
             },
             "relative time of a token": f"{seconds[name] / seconds['recipe']:.3f}",
         }
         for name in seconds
     )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    """Milliseconds of BATCH_TOKENS at these seconds per token, or a dash."""
+    return "-" if seconds is None else f"{1000 * BATCH_TOKENS * seconds:.1f}"
 
 
 def _line(row: Row) -> str:
