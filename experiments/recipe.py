@@ -84,12 +84,14 @@ def effects(
     gaps = by_pair(result)
     slope = loss_per_log_tokens(result)
     compared = [gaps[pair]["strided"] for pair in (*WHOLE_RECIPE, *PAIRS_OF_PARTS) if pair in gaps]
-    of_seeds = [(gap["seeds"], gap["half_width_of_seeds"]) for gap in compared if gap["seeds"] > 1]
+    half_widths = [
+        (gap["seeds"], gap["half_width_of_seeds"]) for gap in compared if gap["seeds"] > 1
+    ]
     rows = []
     for part, (with_it, without) in zip({**WITHOUT, **WITH}.values(), PAIRS_OF_PARTS, strict=True):
         if (with_it, without) not in gaps:
             continue
-        gap = _with_pooled_seeds(gaps[with_it, without]["strided"], of_seeds)
+        gap = _with_pooled_seeds(gaps[with_it, without]["strided"], half_widths)
         time = relative_time(seconds, with_it, without)
         shift = None if slope is None or time is None else slope * math.log(time)
         rows.append(
@@ -105,11 +107,11 @@ def effects(
     return sorted(rows, key=lambda row: (not row["in_recipe"], row["tokens"]["nats"]))
 
 
-def _with_pooled_seeds(gap: Row, of_seeds: Sequence[tuple[int, float]]) -> Row:
+def _with_pooled_seeds(gap: Row, half_widths: Sequence[tuple[int, float]]) -> Row:
     # null in JSON: too few documents
     low, high = (math.nan if end is None else end for end in gap["interval_of_documents"])
     documents = Estimate(mean=gap["nats"], low=low, high=high)
-    pooled = widen(documents, pooled_half_width(gap["seeds"], of_seeds))
+    pooled = widen(documents, pooled_half_width(gap["seeds"], half_widths))
     return {"nats": pooled.mean, "interval": [pooled.low, pooled.high], "seeds": gap["seeds"]}
 
 

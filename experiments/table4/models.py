@@ -47,7 +47,7 @@ _GROWING_BATCH = (  # for the budget "minutes_131k"
     "optim.batch_schedule=[[32768,0.25],[65536,0.25],[131072,0.5]]",
     "optim.batch_tokens=131072",
 )
-_SHARE = 1 / (0.25 / 4 + 0.25 / 2 + 0.5)  # for as many tokens
+_MORE_STEPS = 1 / (0.25 / 4 + 0.25 / 2 + 0.5)  # for as many tokens in smaller steps
 
 
 # 1k_of_4k sees the same tokens as 4k in the same order, with the history of 1k. It differs from 1k
@@ -103,11 +103,12 @@ MODELS = {
     "recipe_same_time": _recipe(same_time_as="4k"),
     "recipe_1k": Model("1k", (_RECIPE_LR,), recipe="modern_small"),
     "recipe_medium": Model("4k", ("optim.lr=2e-3",), recipe="modern_medium"),
-    "recipe_growing_batch_131k": _recipe(*_GROWING_BATCH, share=_SHARE),
+    "recipe_growing_batch_131k": _recipe(*_GROWING_BATCH, share=_MORE_STEPS),
     "recipe_growing_batch_131k_same_contexts": _recipe(
         *_GROWING_BATCH,
+        # shares of the steps with a quarter, half and quarter of the tokens
         "model.context_schedule=[[512,0.46875],[1024,0.359375],[4096,0.171875]]",
-        share=_SHARE,
+        share=_MORE_STEPS,
     ),
     **{
         name: _recipe(*part.overrides, share=part.share)

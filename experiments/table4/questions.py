@@ -106,8 +106,9 @@ QUESTIONS = (
     Question("one part of the modern recipe, or one more, equal tokens", PAIRS_OF_PARTS),
     Question(
         "a batch that grows from 32,768 to 131,072 tokens, equal tokens",
-        tuple(
-            (f"recipe_growing_batch_131k{suffix}", "recipe") for suffix in ("", "_same_contexts")
+        (
+            ("recipe_growing_batch_131k", "recipe"),
+            ("recipe_growing_batch_131k_same_contexts", "recipe"),
         ),
     ),
 )

@@ -111,8 +111,8 @@ def step_table(result: Result) -> str:
         {
             "model": f"`{name}`",
             **{
-                f"ms at {context:,}": _milliseconds(seconds_at.get(name))
-                for context, seconds_at in by_context.items()
+                f"ms at {context:,}": _milliseconds(context_seconds.get(name))
+                for context, context_seconds in by_context.items()
             },
             "relative time of a token": f"{seconds[name] / seconds['recipe']:.3f}",
         }

@@ -28,8 +28,8 @@ class OptimConfig(AdamWConfig):
     batch_schedule: list[list[int | float]] = field(default_factory=list, hash=False)
     """Tokens per step and their shares of max_steps: [[131072, 0.2], [524288, 0.8]] takes a quarter
     of the tokens in each of the first steps. The last one is batch_tokens. []: batch_tokens
-    throughout. Shares of model.context_schedule are of steps too, so that contexts of larger
-    batches get more tokens."""
+    throughout. Shares in model.context_schedule also count steps, not tokens: a context that is
+    trained with larger batches gets more tokens than its share."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
