@@ -5,7 +5,7 @@ import functools
 
 
 def speed_up_interpreter():
-    """Make interpreted kernels about three times as fast, for the rest of this process.
+    """Make interpreted kernels two to three times as fast, for the rest of this process.
 
     If this version of Triton lacks a function to replace, its interpreter is left unchanged.
     """

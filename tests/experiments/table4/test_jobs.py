@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,23 @@ def test_a_growing_batch_takes_more_steps_for_as_many_tokens(tmp_path):
     assert whole.tokens == 3_600 * 32_768
     assert growing.tokens == pytest.approx(whole.tokens, rel=1e-3)
     assert growing.optim.max_steps == 4_000
+
+    names = "recipe", "recipe_growing_batch_131k", "recipe_growing_batch_131k_same_contexts"
+    configs = {job.name: job.config for job in jobs_of(names, tmp_path, "minutes_131k")}
+    whole, growing, same = (tokens_at_contexts(configs[name]) for name in names)
+    assert same == pytest.approx(whole, rel=2e-3)
+    assert growing[4096] > 1.4 * whole[4096]
+    assert sum(growing.values()) == pytest.approx(sum(whole.values()), rel=1e-3)
+    with pytest.raises(ValueError, match="must end with optim.batch_tokens=32768"):
+        jobs_of(names, tmp_path, "minutes")
+
+
+def tokens_at_contexts(config):
+    """Training tokens of a configuration by context."""
+    tokens = Counter()
+    for stage in config.stages:
+        tokens[stage.context_length] += stage.tokens
+    return tokens
 
 
 def test_a_growing_context_is_not_compared_with_learned_positions(tmp_path):
