@@ -135,6 +135,7 @@ TABLES: dict[str, Callable[[], str]] = {
         lambda result: table4.differences_table(recipe.overview(result)), "recipe"
     ),
     "recipe_parts": _of(recipe.parts_table, "recipe"),
+    "recipe_removed": _of(recipe.parts_table, "recipe_removed"),
     "recipe_first_parts": _of(recipe.parts_table, "recipe_first"),
     "recipe_step": _of(recipe_step.step_table, "recipe_step"),
     "recipe_sizes": _of(table4.models_table, "table4_recipe_sizes"),
