@@ -196,9 +196,13 @@ def models_table(result: Result) -> str:
 
 
 def differences_table(result: Result) -> str:
-    """Questions and the differences that answer them, from a result with a single corpus."""
-    (comparisons,) = result["comparisons"].values()
-    return comparisons_table(comparisons)
+    """Questions and the differences that answer them; with several corpora, each row names its."""
+    several = len(result["comparisons"]) > 1
+    return dict_table(
+        {**({"scored on": corpus} if several else {}), **cells}
+        for corpus, comparisons in result["comparisons"].items()
+        for cells in _comparison_cells(comparisons)
+    )
 
 
 def _model_cells(models: Sequence[Row]) -> list[dict[str, str]]:
@@ -247,8 +251,12 @@ def _interval_kind(models: Sequence[Row]) -> str:
 
 def comparisons_table(comparisons: Sequence[Row]) -> str:
     """Each question with the differences that answer it, from `evaluation.tables.compare`."""
+    return dict_table(_comparison_cells(comparisons))
+
+
+def _comparison_cells(comparisons: Sequence[Row]) -> list[dict[str, str]]:
     has_key = any(row.get("key") for row in comparisons)  # not in old results
-    return dict_table(
+    return [
         {
             "question": QUESTION_OF[row["label"], row["to_label"]].asks,
             "model": row["label"],
@@ -263,7 +271,7 @@ def comparisons_table(comparisons: Sequence[Row]) -> str:
             },
         }
         for row in comparisons
-    )
+    ]
 
 
 def answers_table(larger: Result, smaller: Result) -> str:

@@ -7,6 +7,7 @@ from experiments.table4.questions import PAIRS
 from experiments.table4.report import (
     comparisons_table,
     curves,
+    differences_table,
     draw,
     draw_positions,
     markdown,
@@ -188,3 +189,13 @@ def test_comparisons_are_those_of_the_rows():
         "| 4k | 1k | 3 | -0.0400 (-0.0500 to -0.0300) | -0.0200 | 0.0100 (-0.0100 to 0.0300) | - |"
     )
     assert "| 4k_from_1k | 4k | 3 |" in second
+
+
+def test_differences_of_several_corpora_name_them():
+    rows = [comparison("4k", "1k", 0.0)]
+    plain = differences_table({"comparisons": {"books": rows}})
+    assert plain == comparisons_table(rows)
+    first, second = plain.splitlines()[0], plain.splitlines()[2]
+    both = differences_table({"comparisons": {"books": rows, "laws": rows}}).splitlines()
+    assert both[0] == f"| scored on {first}"
+    assert both[2:] == [f"| books {second}", f"| laws {second}"]
