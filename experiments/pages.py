@@ -141,6 +141,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipe_sizes": _of(table4.models_table, "table4_recipe_sizes"),
     "recipe_131k": _of(table4.models_table, "table4_recipe_131k"),
     "recipe_131k_answers": _of(table4.differences_table, "table4_recipe_131k"),
+    "recipe_held_out": _of(table4.differences_table, "table4_recipe_held_out"),
     "time_to_loss": _of(time_to_loss.answers_table, "time_to_loss"),
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),

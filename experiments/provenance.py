@@ -11,6 +11,7 @@ RESULTS = (
     "evaluation_long_ppl/evaluation",
     "repeats", "repeats_minutes_131k_1k", "repeats_1k", "repeats_billion",
     "recipe", "recipe_step", "table4_recipe_sizes", "table4_recipe_131k",
+    "table4_recipe_held_out",
     "recipe_removed", "recipe_first", "recipe_first_step",
     "time_to_loss", "table4_modern", "passkey",
     "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed",
