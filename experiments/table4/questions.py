@@ -106,10 +106,11 @@ QUESTIONS = (
     Question("one part of the modern recipe, or one more, equal tokens", PAIRS_OF_PARTS),
     Question(
         "a batch that grows from 32,768 to 131,072 tokens, equal tokens",
-        (
-            ("recipe_growing_batch_131k", "recipe"),
-            ("recipe_growing_batch_131k_same_contexts", "recipe"),
-        ),
+        (("recipe_growing_batch_131k", "recipe"),),
+    ),
+    Question(
+        "a batch that grows from 32,768 to 131,072 tokens, equal tokens at each context",
+        (("recipe_growing_batch_131k_same_contexts", "recipe"),),
     ),
 )
 
