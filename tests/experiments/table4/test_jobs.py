@@ -90,14 +90,23 @@ def test_a_growing_batch_takes_more_steps_for_as_many_tokens(tmp_path):
     assert growing.tokens == pytest.approx(whole.tokens, rel=1e-3)
     assert growing.optim.max_steps == 4_000
 
-    names = "recipe", "recipe_growing_batch_131k", "recipe_growing_batch_131k_same_contexts"
+
+GROWING_131K = "recipe_growing_batch_131k", "recipe_growing_batch_131k_same_contexts"
+
+
+def test_a_growing_batch_trains_more_at_4k_unless_its_contexts_are_the_same(tmp_path):
+    names = "recipe", *GROWING_131K
     configs = {job.name: job.config for job in jobs_of(names, tmp_path, "minutes_131k")}
     whole, growing, same = (tokens_at_contexts(configs[name]) for name in names)
     assert same == pytest.approx(whole, rel=2e-3)
     assert growing[4096] > 1.4 * whole[4096]
     assert sum(growing.values()) == pytest.approx(sum(whole.values()), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", GROWING_131K)
+def test_a_batch_of_131k_is_refused_in_a_budget_of_smaller_ones(name, tmp_path):
     with pytest.raises(ValueError, match="must end with optim.batch_tokens=32768"):
-        jobs_of(names, tmp_path, "minutes")
+        jobs_of([name], tmp_path, "minutes")
 
 
 def tokens_at_contexts(config):
