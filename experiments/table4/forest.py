@@ -117,7 +117,7 @@ def draw_effects(
                 if gap is not None:
                     y = line + 0.3 * number - 0.15
                     _mark(axes, gap, y, colour, limit, filled=number == 0)
-                    write(COLUMNS[number], line, f"{gap['nats']:+.3f}", ha="right")
+                    write(COLUMNS[number], line, f"{gap['nats']:+z.3f}", ha="right")
         line += 1
     handles = [
         axes.errorbar([], [], fmt="o", mfc=colour, color="black", label=name)

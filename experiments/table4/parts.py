@@ -40,7 +40,7 @@ PARTS = {
     "qk_norm": Part("queries and keys normalised", ("model.qk_norm=false",)),
     "softcap": Part("logits bounded by 15", ("model.logit_softcap=null",)),
     "orthogonal_updates": Part(
-        "NorMuon and AdamW, each with its rate, instead of AdamW",
+        "NorMuon instead of AdamW, with two rates",
         ("optim.name=adamw", "optim.adamw_lr=null"),
     ),
     "row_norms": Part("NorMuon instead of Muon", ("optim.name=muon",)),
