@@ -27,6 +27,8 @@ last one applies to both while signals are deferred, as a step takes its time; t
 30 seconds."""
 _ECHO = 2.0
 """Seconds within which torchrun forwards a signal to processes that already received it."""
+_AGAIN_S = 0.01
+"""Seconds until the error of a signal is raised again where Python ignored it."""
 _advice: list[Callable[[], str]] = []
 """Advice of the active `on_interrupt` blocks, the innermost last."""
 _printed: list[int] = []
@@ -96,8 +98,20 @@ def raise_on_signals() -> Iterator[None]:
             signal.signal(other, signal.SIG_DFL if launched_rank() is None else signal.SIG_IGN)
         stop_by_signal(number)
 
+    hook = sys.unraisablehook
+
+    def raise_again(ignored: "sys.UnraisableHookArgs") -> None:
+        """Raise the error of a signal later if Python ignores it, as in a destructor."""
+        if not (_received and isinstance(ignored.exc_value, KeyboardInterrupt)):
+            return hook(ignored)
+        number = _received[0]
+        signal.signal(number, lambda number, _: stop_by_signal(number))
+        main_thread = threading.main_thread().ident
+        threading.Timer(_AGAIN_S, signal.pthread_kill, (main_thread, number)).start()
+
     for number in before:
         signal.signal(number, stop)
+    sys.unraisablehook = raise_again
     if before and launched_rank() is not None:
         _start_stuck_watchdog()
     try:
@@ -106,6 +120,7 @@ def raise_on_signals() -> Iterator[None]:
         if not _received:  # otherwise this process is about to exit
             for number, handler in before.items():
                 signal.signal(number, handler)
+            sys.unraisablehook = hook
 
 
 @contextmanager

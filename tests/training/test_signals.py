@@ -38,6 +38,14 @@ SWALLOWS = """
     except BaseException:
         raise RuntimeError("a library's own")
 """
+IGNORES = """
+    class Slow:
+        def __del__(self):
+            time.sleep(60)  # what is raised here is ignored
+    Slow()
+    while True:
+        time.sleep(0.01)
+"""
 NOTES = """
 import sys, time
 from training import signals
@@ -70,7 +78,7 @@ sys.stderr.write(f"still running, {os.readlink('/proc/self/fd/1')}")
 """
 
 
-@pytest.mark.parametrize("until", [SLEEPS, SWALLOWS])
+@pytest.mark.parametrize("until", [SLEEPS, SWALLOWS, IGNORES])
 def test_a_signal_prints_one_sentence(until):
     assert stopped(WAITS % until, signal.SIGINT) == (130, "interrupted at step 7\n")
     assert stopped(WAITS % until, signal.SIGTERM) == (143, "terminated at step 7\n")
