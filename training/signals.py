@@ -105,7 +105,7 @@ def raise_on_signals() -> Iterator[None]:
         if not (_received and isinstance(ignored.exc_value, KeyboardInterrupt)):
             return hook(ignored)
         number = _received[0]
-        signal.signal(number, lambda number, _: stop_by_signal(number))
+        signal.signal(number, stop)
         main_thread = threading.main_thread().ident
         threading.Timer(_AGAIN_S, signal.pthread_kill, (main_thread, number)).start()
 

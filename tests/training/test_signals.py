@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from textwrap import indent
 
 import pytest
 
@@ -45,6 +46,14 @@ IGNORES = """
     Slow()
     while True:
         time.sleep(0.01)
+"""
+CLEANS = f"""
+    try:
+{indent(IGNORES, "    ")}
+    finally:
+        print("cleaning", flush=True)
+        time.sleep(0.3)
+        sys.stderr.write("cleaned, ")
 """
 NOTES = """
 import sys, time
@@ -91,7 +100,16 @@ def test_signals_under_torchrun():
     assert stopped(WAITS % SLEEPS, *twice, **first) == (130, "interrupted at step 7\n")
     assert stopped(WAITS % SLEEPS, *twice, **second) == (130, "")
     assert stopped(WAITS % SLEEPS, signal.SIGTERM, **first) == (143, "terminated at step 7\n")
+    assert stopped(WAITS % IGNORES, *twice, **first) == (130, "interrupted at step 7\n")
     assert stopped(WAITS % SLEEPS, signal.SIGTERM, **second) == (143, "")
+
+
+def test_a_signal_that_is_raised_again_is_not_raised_in_the_cleanup():
+    """torchrun forwards it late, to a process that saves or ends its process group."""
+    worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
+    late = signal.SIGTERM, "cleaning", signal.SIGTERM
+    expected = (143, "cleaned, terminated at step 7\n")
+    assert stopped(WAITS % CLEANS, *late, **worker) == expected
 
 
 def test_a_stuck_process_ends_under_torchrun():
