@@ -105,9 +105,9 @@ def raise_on_signals() -> Iterator[None]:
         if not (_received and isinstance(ignored.exc_value, KeyboardInterrupt)):
             return hook(ignored)
         number = _received[0]
-        signal.signal(number, stop)
-        main_thread = threading.main_thread().ident
-        threading.Timer(_AGAIN_S, signal.pthread_kill, (main_thread, number)).start()
+        # By SIGALRM: the others are now fatal, or ignored as torchrun may forward them any time.
+        signal.signal(signal.SIGALRM, lambda *_: stop_by_signal(number))
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 
     for number in before:
         signal.signal(number, stop)

@@ -17,10 +17,10 @@ from training.signals import on_interrupt
 step = 0
 with user_errors_as_messages(), on_interrupt(lambda: f" at step {step}"):
     step = 7
-    print("ready", flush=True)
     %s
 """
 SLEEPS = """
+    print("ready", flush=True)
     while True:
         time.sleep(0.01)  # short: a signal just before a sleep is handled only after it
 """
@@ -33,6 +33,7 @@ STUCK = """
     lock(mutex)
 """
 SWALLOWS = """
+    print("ready", flush=True)
     try:
         while True:
             time.sleep(0.01)
@@ -42,6 +43,7 @@ SWALLOWS = """
 IGNORES = """
     class Slow:
         def __del__(self):
+            print("ready", flush=True)
             time.sleep(60)  # what is raised here is ignored
     Slow()
     while True:
@@ -113,9 +115,8 @@ def test_a_signal_that_is_raised_again_is_not_raised_in_the_cleanup():
 
 
 def test_a_stuck_process_ends_under_torchrun():
-    program = WAITS.replace('print("ready", flush=True)', "")
     soon = "signals._MESSAGE_S, signals._EXIT_S = 0.05, 0.1"
-    program = program.replace("step = 0", f"from training import signals\n{soon}")
+    program = WAITS.replace("step = 0", f"from training import signals\n{soon}")
     worker = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0"}
     assert stopped(program % STUCK, signal.SIGTERM, **worker) == (143, "terminated at step 7\n")
 
@@ -123,7 +124,7 @@ def test_a_stuck_process_ends_under_torchrun():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # as by `&` and by nohup
 def test_an_ignored_signal_stays_ignored(number):
     program = f"import signal; signal.signal({int(number)}, signal.SIG_IGN)" + WAITS
-    ended = stopped(program % "time.sleep(0.2)", number)
+    ended = stopped(program % 'print("ready", flush=True); time.sleep(0.2)', number)
     assert ended == (0, "")
 
 
