@@ -252,7 +252,7 @@ LINES = (
         *RECIPE,
     ),
     Line(
-        "...and its first version's time to nanoGPT's 10-minute loss at 4K", _time_to_loss, *TO_LOSS
+        "...and its time to nanoGPT's 10-minute loss at 4K", _time_to_loss, *TO_LOSS
     ),
     Line("Path-X (16,384 pixels): accuracy, dense attention", _pathx, *PATHX),
     Line("Path-256 (65,536 pixels): accuracy, butterfly mask", _path256, *PATHX),
