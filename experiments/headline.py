@@ -251,9 +251,7 @@ LINES = (
         _recipe,
         *RECIPE,
     ),
-    Line(
-        "...and its time to nanoGPT's 10-minute loss at 4K", _time_to_loss, *TO_LOSS
-    ),
+    Line("...and its time to nanoGPT's 10-minute loss at 4K", _time_to_loss, *TO_LOSS),
     Line("Path-X (16,384 pixels): accuracy, dense attention", _pathx, *PATHX),
     Line("Path-256 (65,536 pixels): accuracy, butterfly mask", _path256, *PATHX),
     Line("Long Range Arena: training speedup over standard attention", _lra_speed, *LRA),
