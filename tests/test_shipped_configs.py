@@ -31,11 +31,10 @@ KINDS = {
     "lra/retrieval": TINY_CLASSIFIER,
     "lra/pathfinder_rotary": TINY_CLASSIFIER,
 }
+SIMILAR = ("lra/image", "long_4k", "modern_small_1k")  # to lra/listops and modern_small_4k
 CASES = [
-    *[(name, "aot_eager", 1e-4) for name in KINDS if name not in ("lra/image", "long_4k")],
-    # similar to lra/listops and to modern_small_4k
-    pytest.param("lra/image", "aot_eager", 1e-4, marks=pytest.mark.slow),
-    pytest.param("long_4k", "aot_eager", 1e-4, marks=pytest.mark.slow),
+    *[(name, "aot_eager", 1e-4) for name in KINDS if name not in SIMILAR],
+    *[pytest.param(name, "aot_eager", 1e-4, marks=pytest.mark.slow) for name in SIMILAR],
     # Inductor also compiles C++: half a minute each, and other random numbers for dropout
     *[
         pytest.param(name, "inductor", 0.5, marks=pytest.mark.slow)
