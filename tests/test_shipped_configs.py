@@ -31,7 +31,8 @@ KINDS = {
     "lra/retrieval": TINY_CLASSIFIER,
     "lra/pathfinder_rotary": TINY_CLASSIFIER,
 }
-SIMILAR = ("lra/image", "long_4k", "modern_small_1k")  # to lra/listops and modern_small_4k
+SIMILAR = ("lra/image", "long_4k", "modern_small_1k")
+"""Configurations that resemble lra/listops and modern_small_4k: marked as slow, as redundant."""
 CASES = [
     *[(name, "aot_eager", 1e-4) for name in KINDS if name not in SIMILAR],
     *[pytest.param(name, "aot_eager", 1e-4, marks=pytest.mark.slow) for name in SIMILAR],
