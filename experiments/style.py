@@ -23,6 +23,27 @@ PEERS = {
 }
 
 
+APPROXIMATIONS = {
+    "Linformer": "#0072B2",
+    "Performer": "#56B4E9",
+    "Local": "#009E73",
+    "Longformer": "#7FCDB5",
+    "BigBird": "#CC79A7",
+    "Reformer": "#7B4FA3",
+    "Nystromformer": PLAIN,
+    "fla linear attention": "#444444",
+}
+
+
+def approximate_line(name: str) -> dict[str, Any]:
+    """Matplotlib options of a line in the picture of approximate attention."""
+    kind, _, rest = name.partition(", ")
+    if kind == "Papilio":
+        style = {"": {"color": OURS}, "block-sparse": {"color": OUR_SPARSE}}
+        return {"lw": 4, "zorder": 3, **style.get(rest, {"color": OUR_SPARSE, "lw": 2, "ls": ":"})}
+    return {"color": APPROXIMATIONS[kind], "lw": 1.5, "ls": "--" if rest == "compiled" else "-"}
+
+
 def line_of(name: str, *, sparse: bool = False) -> dict[str, Any]:
     """Matplotlib options of an attention's line; Papilio's is thick and in front."""
     if name == "ours, portable":

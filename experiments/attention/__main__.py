@@ -5,6 +5,7 @@ python -m experiments.attention --preset hopper    its fastest peers, and those 
 python -m experiments.attention --preset butterfly long butterflies, and their best peers
 python -m experiments.attention --preset blocks    butterflies in blocks of 16 to 128
 python -m experiments.attention --preset paper     the paper's Figure 3 and Appendix E
+python -m experiments.attention --preset approximate  Figure 3's approximations of attention
 python -m experiments.attention --preset sparsity  time against density: Figure 2, right
 python -m experiments.attention --preset io        bytes to and from HBM: Figure 2, left
 
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from experiments.harness import Command, Result, measure_rows
 
-PRESET_NAMES = ("peers", "hopper", "butterfly", "blocks", "paper", "sparsity", "io")
+PRESET_NAMES = ("peers", "hopper", "butterfly", "blocks", "paper", "approximate", "sparsity", "io")
 OWNERS = {"full": "paper", "tutorial": "peers", "one_run": "io"}
 
 
@@ -56,6 +57,7 @@ from matplotlib.figure import Figure
 
 from evaluation.results import Row
 from experiments.attention import hbm_bytes, pictures, report
+from experiments.attention.approximate import APPROXIMATE, CAUSAL, COMPILED, EAGER, PACKAGES
 from experiments.attention.cases import Case, Sparsity
 from experiments.attention.measure import measure_case
 from experiments.attention.peers import (
@@ -83,6 +85,7 @@ PAPER_VARIANTS: dict[str, dict[str, Any]] = {
     "padded": {"padded": True},
     "dropout, padded": {"dropout_p": 0.1, "padded": True},
 }
+COMPILED_LENGTHS = (1024, 4096, 16_384, 65_536)
 VARIANT_LENGTHS = (1024, 4096, 16_384)  # of the other variants, unless --full
 # Table 20 of arXiv 2205.14135: forward and backward on an A100, ms, by PAPER_LENGTHS
 PAPER_DENSE_MS = [0.31, 0.31, 0.73, 2.29, 7.64, 30.09, 118.50, 470.51, 1876.08, 7492.85]
@@ -104,9 +107,10 @@ def measure_cases(
 
 
 def peers(args: Namespace) -> Iterator[Stage]:
-    """Dense attention of Papilio and all contenders, except those of `hopper` that repeat."""
+    """Dense attention of Papilio and all exact contenders, except those that repeat (`hopper`)."""
     # standard attention seldom fits into memory
-    names = [name for name in CONTENDERS if name not in ("standard", *REPEATABLE)]
+    others = ("standard", *REPEATABLE, *APPROXIMATE)
+    names = [name for name in CONTENDERS if name not in others]
     for case in cases(16_384, PEER_LENGTHS):
         yield partial(measure_cases, case, names=names)
 
@@ -186,6 +190,22 @@ def add_speedup(rows: list[Row]) -> None:
             row["paper_speedup"] = paper_speedup[row["seq_len"]]
 
 
+def approximate(args: Namespace) -> Iterator[Stage]:
+    """Approximations at the paper's lengths; compiled, which takes minutes, at four of them."""
+    for seq_len in PAPER_LENGTHS:
+        yield partial(measure_approximate, Case(16, seq_len, 8, 64))
+    for seq_len in COMPILED_LENGTHS:
+        yield partial(measure_cases, Case(16, seq_len, 8, 64), names=[*COMPILED])
+
+
+def measure_approximate(full: Case) -> Iterator[list[Row]]:
+    """Measure approximations next to Papilio: dense, 256 keys per row, and a full butterfly."""
+    for case, names in ((full, [*EAGER]), (replace(full, causal=True), [CAUSAL])):
+        yield measure_case(case, ["ours", *names])
+        for mask in (paper_sparsity(case.seq_len), Sparsity("butterfly")):
+            yield measure_case(replace(case, sparsity=mask), ["ours"])
+
+
 def sparsity(args: Namespace) -> list[Stage]:
     """Papilio at 4,096 tokens in blocks of 128: butterflies and windows, sparse to dense."""
     masks = [None, *(Sparsity("butterfly", n_factors) for n_factors in range(6))]
@@ -220,6 +240,12 @@ PRESETS = {
     ),
     "blocks": Preset(blocks, report.add_portable, report.blocks_text),
     "paper": Preset(paper, add_speedup, report.paper_text, pictures.draw_paper),
+    "approximate": Preset(
+        approximate,
+        report.add_over_block_sparse,
+        report.approximate_text,
+        pictures.draw_approximate,
+    ),
     "sparsity": Preset(
         sparsity, report.add_proportion, report.sparsity_text, pictures.draw_sparsity
     ),
@@ -245,9 +271,10 @@ def main(args: Namespace) -> None:
         has_times = any(row["status"] == "ok" for row in result["rows"])
         return preset.draw(result["rows"]) if preset.draw and has_times else None
 
+    packages = [PACKAGES] if args.preset == "approximate" else []
     rows = measure_rows(
         args, preset.stages(args), lambda result: preset.text(result["rows"]), preset.relate,
-        draw=draw, preset=args.preset, versions=versions(),
+        draw=draw, preset=args.preset, versions=versions(*packages),
     )  # fmt: skip
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} of {len(rows)} results are wrong and were not timed")

@@ -19,6 +19,10 @@ DROPOUT_SEED = 1
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+class UnsupportedError(Exception):
+    """Raised if a contender cannot run a case here; the message has the reason."""
+
+
 @dataclass(frozen=True)
 class Sparsity:
     """A block-sparse mask. `reach` is n_factors of a butterfly (None: all), or a window's width.

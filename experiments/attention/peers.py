@@ -5,7 +5,7 @@ contenders of a case get the same tensors, except those in TENSORS. Both passes 
 run under a setting of PyTorch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import metadata
@@ -20,7 +20,14 @@ from torch._functorch import config as functorch_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from experiments.attention.cases import DROPOUT_SEED, Attention, Case, Tensors
+from experiments.attention import approximate
+from experiments.attention.cases import (
+    DROPOUT_SEED,
+    Attention,
+    Case,
+    Tensors,
+    UnsupportedError,
+)
 from experiments.harness import load_module
 from kernels import flash_attention
 from kernels.for_torch import register_with_torch, unregister_with_torch
@@ -29,19 +36,17 @@ TUTORIAL = "Triton tutorial"
 PORTABLE = "ours, portable"  # the kernels for GPUs other than Hopper
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of the libraries behind the peers, besides PyTorch and Triton; None if missing."""
+def versions(packages: Sequence[str] = ("flash-attn-4",)) -> dict[str, str | None]:
+    """Versions of cuDNN and of the `packages` behind the peers; None if missing."""
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    try:
-        flash = metadata.version("flash-attn-4")
-    except metadata.PackageNotFoundError:
-        flash = None
     numbers = None if cudnn is None else (cudnn // 10_000, cudnn // 100 % 100, cudnn % 100)
-    return {"cuDNN": numbers and ".".join(map(str, numbers)), "flash-attn-4": flash}
-
-
-class UnsupportedError(Exception):
-    """Raised if a contender cannot run a case here; the message has the reason."""
+    found: dict[str, str | None] = {"cuDNN": numbers and ".".join(map(str, numbers))}
+    for name in packages:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def heads_first(attend: Callable[..., Tensor]) -> Attention:
@@ -260,6 +265,7 @@ CONTENDERS: dict[str, Callable[[Case, torch.device], Attention]] = {
     "flash-attn-4": partial(flash_attn_4, False),
     "flash-attn-4, deterministic": partial(flash_attn_4, True),
     "standard": partial(ours, "eager"),
+    **approximate.APPROXIMATE,
 }
 REPEATABLE = ("SDPA flash, deterministic", "flash-attn-4, deterministic")
 """Peers that are asked for the same bits in every run, which costs them time.
@@ -268,8 +274,12 @@ PyTorch refuses to ask that of cuDNN's attention.
 """
 
 SETTINGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "SDPA flash, deterministic": deterministic_algorithms
+    "SDPA flash, deterministic": deterministic_algorithms,
+    **approximate.SETTINGS,
 }
 
 # Conversions for contenders that cannot take the tensors of the case; copying is not timed
-TENSORS: dict[str, Callable[[Tensors], Tensors]] = {TUTORIAL: tutorial_tensors}
+TENSORS: dict[str, Callable[[Tensors], Tensors]] = {
+    TUTORIAL: tutorial_tensors,
+    **approximate.TENSORS,
+}

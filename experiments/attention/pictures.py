@@ -9,9 +9,9 @@ from matplotlib.ticker import NullLocator
 
 from evaluation.results import Row
 from evaluation.style import PLAIN, name_ends
-from experiments.attention.report import PASSES, fastest, right_rows
+from experiments.attention.report import PASSES, approximate_name, fastest, right_rows
 from experiments.reports import display_name
-from experiments.style import OUR_SPARSE, OURS, line_of
+from experiments.style import OUR_SPARSE, OURS, approximate_line, line_of
 
 
 def draw_peers(rows: list[Row]) -> Figure:
@@ -108,6 +108,32 @@ def draw_paper(rows: list[Row]) -> Figure:
         axes.set_title(title, size=10)
         axes.set_xlabel("tokens")
         name_ends(axes, ends, gap=0.09)
+    return figure
+
+
+def draw_approximate(rows: list[Row]) -> Figure:
+    """Draw time and memory over length: approximations, and Papilio's exact and sparse attention.
+
+    Lines of compiled approximations are dashed. Causal rows are left out, except for the
+    approximation that is always causal.
+    """
+    lines: dict[str, list[Row]] = {}
+    for row in sorted(right_rows(rows), key=lambda row: row["seq_len"]):
+        if not row["causal"] or row["name"] != "ours":
+            lines.setdefault(approximate_name(row), []).append(row)
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    panels = {"both_ms": "forward and backward, ms", "peak_mib": "peak memory, MiB"}
+    for axes, (key, title) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        ends = {}
+        for name, line in lines.items():
+            _plot(axes, line, key, look := approximate_line(name))
+            if not name.endswith("compiled"):
+                ends[name] = line[-1][key], look["color"]
+        axes.set_yscale("log")
+        _over_lengths(axes, sorted({row["seq_len"] for row in rows})[::3])
+        axes.set_title(title, size=10)
+        axes.set_xlabel("tokens")
+        name_ends(axes, ends, gap=0.05)
     return figure
 
 

@@ -101,6 +101,21 @@ def add_portable(rows: list[Row]) -> None:
     _add_to_ours(rows, "portable_over_ours", lambda row: row["name"] == "ours, portable")
 
 
+def _block_sparse(rows: list[Row]) -> dict[tuple[int, bool], Row]:
+    """Papilio's rows with the paper's mask, by length and whether it is causal."""
+    own = [row for row in right_rows(rows) if row["name"] == "ours" and row["mask"] != "dense"]
+    return {(r["seq_len"], r["causal"]): r for r in own if r["mask"] != "butterfly"}
+
+
+def add_over_block_sparse(rows: list[Row]) -> None:
+    """Add to approximations their time over that of Papilio's block-sparse attention."""
+    sparse = _block_sparse(rows)
+    for row in right_rows(rows):
+        key = row["seq_len"], row["causal"]
+        if row["name"] != "ours" and key in sparse:
+            row["over_block_sparse"] = row["both_ms"] / sparse[key]["both_ms"]
+
+
 # ---- on the terminal
 
 
@@ -145,6 +160,9 @@ blocks_text = partial(_text, columns=["block_size", *_TIMES, *_PORTABLE])
 sparsity_text = partial(_text, columns=["density", *_TIMES, *_PROPORTION])
 paper_text = partial(
     _text, columns=[*_TIMES, "both_ms", "both_eager_ms", "peak_mib", "speedup", "paper_speedup"]
+)
+approximate_text = partial(
+    _text, columns=[*_TIMES, "both_ms", "both_eager_ms", "peak_mib", "over_block_sparse"]
 )
 
 
@@ -265,6 +283,57 @@ def paper_table(result: Row) -> str:
             line["speedup over dense"] = f"{row['speedup']:.1f}"
             line["paper's speedup"] = f"{row['paper_speedup']:.1f}"
     return dict_table(lines.values())
+
+
+def approximate_name(row: Row) -> str:
+    """Name of a contender of --preset approximate, with its mask."""
+    if row["name"] == "ours" and row["mask"] != "dense":
+        mask = "butterfly" if row["mask"] == "butterfly" else "block-sparse"
+    else:
+        mask = ""
+    parts = [display_name(row["name"]), mask, "causal" * row["causal"]]
+    return ", ".join(part for part in parts if part)
+
+
+def approximate_table(result: Row) -> str:
+    """Time of both passes by length (--preset approximate), ms."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in sorted(result["rows"], key=lambda row: row["seq_len"]):
+        name = approximate_name(row)
+        line = lines.setdefault(name, {"forward and backward, ms": name})
+        time = f"{row['both_ms']:,.2f}" if row["status"] == "ok" else SHORT[row["status"][:3]]
+        line[f"{row['seq_len']:,}"] = time
+    return dict_table(lines.values(), "-")
+
+
+SHORT = {"out": "OOM", "not": "-", "wro": "not finite"}
+"""Cells of results without a time, by the start of their status."""
+
+
+def approximate_verdict_table(result: Row) -> str:
+    """The fastest approximation at each length, and those faster than dense attention."""
+    sparse, lines = _block_sparse(result["rows"]), []
+    times: dict[tuple[int, bool], dict[str, float]] = {}
+    for row in right_rows(result["rows"]):
+        if row["name"] != "ours" or row["mask"] == "dense":
+            times.setdefault((row["seq_len"], row["causal"]), {})[row["name"]] = row["both_ms"]
+    for (seq_len, causal), ms in sorted(times.items(), key=lambda item: item[0][::-1]):
+        dense, own = ms.pop("ours"), sparse[seq_len, causal]["both_ms"]
+        if not ms:
+            continue
+        best = min(ms, key=lambda name: ms[name])
+        faster = dict.fromkeys(name.removesuffix(", compiled") for name in ms if ms[name] < dense)
+        lines.append(
+            {
+                "tokens": f"{seq_len:,}",
+                "mask": "causal" if causal else "full",
+                "fastest approximation": best,
+                "its time / Papilio's, block-sparse": f"{ms[best] / own:.2f}",
+                "its time / Papilio's, dense": f"{ms[best] / dense:.2f}",
+                "faster than dense": ", ".join(faster) or "none",
+            }
+        )
+    return dict_table(lines)
 
 
 def _problem(row: Row) -> dict[str, str]:

@@ -164,3 +164,19 @@ def test_options_of_another_preset_are_refused(arguments, said, capsys):
     with pytest.raises(SystemExit):
         benchmark_attention.main(["--preset", *arguments])
     assert said in capsys.readouterr().err
+
+
+def test_approximate_preset(made_up, tmp_path, capsys):
+    out = tmp_path / "approximate.json"
+    benchmark_attention.main(["--preset", "approximate", "--out", str(out)])
+    assert out.with_suffix(".png").stat().st_size > 1000
+    result = json.loads(out.read_text())
+    assert {"linformer", "transformers", "fla-core"} <= result["versions"].keys()
+    rows = result["rows"]
+    assert len(rows) == 10 * (8 + 2 + 2 + 2) + 4 * 7
+    by = {(row["name"], row["seq_len"], row["mask"], row["causal"]): row for row in rows}
+    assert by["ours", 65_536, "butterfly", True]["density"] < 0.02
+    local = by["Local", 65_536, "dense", False]
+    sparse = by["ours", 65_536, "butterfly 1", False]
+    assert local["over_block_sparse"] == pytest.approx(local["both_ms"] / sparse["both_ms"])
+    assert "fla linear attention" in report.approximate_verdict_table(result)
