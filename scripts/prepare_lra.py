@@ -5,6 +5,7 @@
     python -m scripts.prepare_lra image --source cifar-10-batches-py
     python -m scripts.prepare_lra retrieval --source lra_release/lra_release
     python -m scripts.prepare_lra pairs                    # halves of the same IMDB review or not
+    python -m scripts.prepare_lra aclsum --source aclsum-0.1.2-py3-none-any.whl    # not AAN
     python -m scripts.prepare_lra pathx                    # Pathfinder 128 x 128, generated
     python -m scripts.prepare_lra pathfinder32 --source lra_release/lra_release
     python -m scripts.prepare_lra pathfinder64 --contour-length 3 --distractors-of 14
@@ -33,8 +34,9 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("task", choices=TASKS, metavar="TASK", help=", ".join(TASKS))
     add(
         "--source", type=Path, metavar="FOLDER",
-        help="folder with the published files (default: download them from the Hugging Face hub "
-        "for text, pairs and image; generate them for listops and pathfinder...)",
+        help="folder with the published files, or the wheel of aclsum (default: download them from "
+        "the Hugging Face hub for text, pairs and image; generate them for listops and "
+        "pathfinder...)",
     )  # fmt: skip
     add(
         "--out", type=Path, default=Path("out/data/lra"), metavar="FOLDER",

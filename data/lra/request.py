@@ -10,7 +10,7 @@ from data.lra.store import SPLITS
 from data.pathfinder.parameters import DIFFICULTIES
 
 PATHFINDER_SIZES = {"pathfinder32": 32, "pathfinder64": 64, "pathx": 128, "pathfinder256": 256}
-TASKS = ("listops", "text", "image", "retrieval", "pairs", *PATHFINDER_SIZES)
+TASKS = ("listops", "text", "image", "retrieval", "pairs", "aclsum", *PATHFINDER_SIZES)
 
 FEW_TOKENS = 8  # shorter formulas may have fewer distinct ones than requested
 
@@ -22,7 +22,8 @@ class Request:
     task: str
     """A name in TASKS."""
     source: Path | None = None
-    """Folder with the published files; None downloads from the Hugging Face hub, or generates."""
+    """Folder with the published files, or for aclsum a wheel; None downloads from the Hugging Face
+    hub, or generates."""
     examples: Mapping[str, int] | None = None
     """Number of examples of "train", "val" and "test"; None for the benchmark's numbers."""
     seed: int = 0
@@ -106,6 +107,7 @@ def command_for(folder: Path) -> str:
         options = {name: value for name, value in match.groupdict().items() if value}
         words = [options.pop("task")]
         words += [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]
-        if words == ["retrieval"]:  # the only task that is neither on the hub nor generated
-            words += ["--source FOLDER"]
+        source = {"retrieval": "FOLDER", "aclsum": "WHEEL"}  # neither on the hub nor generated
+        if words[0] in source:
+            words += [f"--source {source[words[0]]}"]
     return " ".join(("python -m scripts.prepare_lra", *words, f"--out {folder.parent}"))

@@ -82,7 +82,7 @@ class Manifest:
     max_length: int
     """Maximum number of tokens of a document; height times width of images."""
     documents_per_example: int = 1
-    """2 for Retrieval and pairs."""
+    """2 for Retrieval, pairs and aclsum."""
     source: dict[str, Any]
     """Origin of the data; for generated data, the generator's parameters and seed."""
     splits: dict[str, SplitInfo] = field(default_factory=dict)

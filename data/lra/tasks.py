@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from data.files import write_atomically
-from data.lra import image, listops, retrieval, text
+from data.lra import image, listops, retrieval, shared_citations, text
 from data.lra.request import PATHFINDER_SIZES, Request
 from data.lra.store import Manifest
 from data.lra.writer import TaskWriter, preparing
@@ -165,6 +165,28 @@ def _pairs(request: Request) -> Plan:
     return _manifest(request, retrieval, origin, documents_per_example=2), write
 
 
+def _aclsum(request: Request) -> Plan:
+    papers = shared_citations.read_papers(request.source)
+    splits = shared_citations.split_papers(papers, request.seed)
+    origin = _origin(request, "papers of aclsum 0.1.2") | {
+        "question": "do both papers cite a common work? (not AAN, no task of Long Range Arena)",
+        "papers": {split: len(members) for split, members in splits.items()},
+        "seed": request.seed,
+    }
+
+    def write(writer: TaskWriter, on_progress: OnProgress) -> None:
+        for split, members in splits.items():
+            all_pairs = shared_citations.balanced_pairs(members, request.seed)
+            pairs = [
+                (label, first.text, second.text)
+                for label, first, second in _take_requested(all_pairs, request, split)
+            ]
+            examples = _counted(retrieval.pair_examples(pairs), split, len(pairs), on_progress)
+            writer.write_sequences(split, examples)
+
+    return _manifest(request, shared_citations, origin, documents_per_example=2), write
+
+
 def _pathfinder(request: Request) -> Plan:
     size = PATHFINDER_SIZES[request.task]
     parameters = Pathfinder(size, request.contour_length, request.distractors_of)
@@ -234,6 +256,7 @@ _PLANS: dict[str, Callable[[Request], Plan]] = {
     "image": _image,
     "retrieval": _retrieval,
     "pairs": _pairs,
+    "aclsum": _aclsum,
 }
 
 

@@ -2,6 +2,7 @@ import json
 import lzma
 import os
 import shutil
+import zipfile
 from itertools import product
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from data.lra.store import DisplayLists, Images, Sequences, open_split, verify_s
 from data.pathfinder.generator import generate
 from data.pathfinder.parameters import Pathfinder
 from scripts.prepare_lra import main
+from tests.data.lra.papers import make_papers, make_wheel
 
 
 def run(tmp_path, *command):
@@ -61,6 +63,7 @@ def test_listops_with_its_baselines(tmp_path, capsys, few_formulas):
         ("image", ["cifar10-gray-train.npz.xz", "cifar10-gray-test.npz.xz"]),
         ("image", ["test_batch", *(f"data_batch_{n}" for n in range(1, 6))]),
         ("retrieval", [f"new_aan_pairs.{split}.tsv" for split in ("train", "eval", "test")]),
+        ("aclsum", ["aclsum/dataset/paper_jsons/P18-1001.json"]),
         ("pathfinder32", ["pathfinder32/curv_contour_length_14/metadata/0.npy"]),
     ],
 )
@@ -145,6 +148,28 @@ def test_retrieval(tmp_path, capsys):
     assert isinstance(split, Sequences) and split.labels.tolist() == [0, 1, 0, 1, 0, 1]
     assert bytes((split.documents(5)[0] - 1).astype(np.uint8)) == b"first 5"
     assert "val: 1 empty and left out: new_aan_pairs.eval.tsv, line 7" in capsys.readouterr().out
+
+
+def test_shared_citations_from_a_wheel_and_from_folders(tmp_path):
+    wheel = make_wheel(tmp_path / "aclsum-0.1.2-py3-none-any.whl", make_papers(60))
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "unpacked")
+    sources = wheel, tmp_path / "unpacked", tmp_path / "unpacked/aclsum/dataset/paper_jsons"
+    made = []
+    for i, source in enumerate(sources):
+        main(["aclsum", "--source", str(source), "--out", str(tmp_path / f"{i}")])
+        made.append(files_of(tmp_path / f"{i}" / "aclsum"))
+    assert made[0] == made[1] == made[2]
+    for split in ("train", "val", "test"):
+        verify_split(tmp_path / "0/aclsum", split)
+        pairs = open_split(tmp_path / "0/aclsum", split)
+        assert isinstance(pairs, Sequences) and pairs.manifest.documents_per_example == 2
+        assert len(pairs) > 0 and pairs.labels.mean() == 0.5
+    source = json.loads((tmp_path / "0/aclsum/manifest.json").read_text())["source"]
+    assert source["papers"] == {"train": 30, "val": 12, "test": 18}
+    assert "not AAN" in source["question"]
+    with pytest.raises(SystemExit, match=r"examples: val=9,999 must be at most"):
+        run(tmp_path, "aclsum", "--source", str(wheel), "--examples", "8,9999,8")
 
 
 def test_image(tmp_path):

@@ -27,6 +27,7 @@ from data.lra.request import Request, command_for
             "listops --shortest 4 --longest 32",
         ),
         ({"task": "retrieval"}, "retrieval --source FOLDER"),
+        ({"task": "aclsum"}, "aclsum --source WHEEL"),
     ],
 )
 def test_the_command_that_makes_a_folder(options, arguments):
