@@ -8,16 +8,17 @@
 Trains every task of --tasks with every attention and seed, --jobs-per-gpu runs at a time on each
 GPU of this machine (train.py, configs/lra/TASK.yaml). Then reports on all finished runs in --out:
 accuracy with intervals next to the paper's, and the speedups that speed.py measured. To resume, run
-the same command. Retrieval is skipped if its texts are not prepared. The in-house task of pairs is
-trained only if --tasks has it. Missing images for data.phases are generated. --recipe rotary uses
-configs/lra/TASK_rotary.yaml. --recipe pretrained also does, and trains on hidden tokens first.
+the same command. Retrieval is skipped if its texts are not prepared. The in-house tasks, pairs
+and aclsum, are trained only if --tasks has them. Missing images for data.phases are generated.
+--recipe rotary uses configs/lra/TASK_rotary.yaml. --recipe pretrained also does, and trains on
+hidden tokens first.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.harness import Command
-from experiments.lra.tasks import ATTENTIONS, BENCHMARK, RECIPES, TASKS
+from experiments.lra.tasks import ATTENTIONS, BENCHMARK, IN_HOUSE, RECIPES, TASKS
 from experiments.sweep import add_options
 
 SEEDS = (1111, 1112, 1113)
@@ -27,7 +28,7 @@ command = Command(__name__)
 command.add("--data", type=Path, default=Path("out/data/lra"), help="folder of the prepared tasks")
 command.add(
     "--tasks", nargs="+", choices=TASKS, metavar="TASK", default=BENCHMARK,
-    help=f"tasks: {', '.join(TASKS)} (default: all except the last, which is in-house)",
+    help=f"tasks: {', '.join(TASKS)} (default: all except the in-house {' and '.join(IN_HOUSE)})",
 )  # fmt: skip
 command.add(
     "--attentions", nargs="+", choices=ATTENTIONS, metavar="ATTENTION",

@@ -8,7 +8,7 @@ from experiments.reports import report_command
 command = report_command(__name__)  # before PyTorch is imported, which takes seconds
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from data.lra.listops import baselines
+from data.lra import listops
 from data.lra.store import MANIFEST, Sequences, open_split
 from evaluation.results import Row, read_result, write_result
 from evaluation.runs import HOW, check_settings, jobs_per_gpu
@@ -28,6 +28,7 @@ from experiments.classifier_runs import (
     is_finished,
     read_run_config,
 )
+from experiments.lra import shared_citations
 from experiments.lra.tables import draw, markdown
 from experiments.lra.tasks import ATTENTIONS, BENCHMARK, TASKS, config_path, suffix_of
 from experiments.reports import publish
@@ -92,8 +93,9 @@ def write_report(
         ],
         "rows": summarize(runs),
         "baselines": {
-            "listops": listops_baselines(data / TASKS["listops"].folder),
+            "listops": baselines_of(data / TASKS["listops"].folder, listops.baselines),
             "pathfinder": pathfinder_baselines(results / "pathfinder_baselines.json"),
+            "aclsum": baselines_of(data / TASKS["aclsum"].folder, shared_citations.baselines),
         },
         # times were measured with the paper's recipe only
         "speed": read_speed(results / "lra_speed.json") if recipe == "paper" else None,
@@ -220,8 +222,10 @@ def summarize(runs: Sequence[Row]) -> list[Row]:
     return rows
 
 
-def listops_baselines(folder: Path) -> dict[str, float] | None:
-    """Test accuracy of baselines that read parts of a formula, percent; None without data."""
+def baselines_of(
+    folder: Path, baselines: Callable[[Sequences, Sequences], dict[str, float]]
+) -> dict[str, float] | None:
+    """Test accuracy of baselines fit on the train split, percent; None without data."""
     if not (folder / MANIFEST).exists():
         return None
     train, test = (open_split(folder, split) for split in ("train", "test"))

@@ -21,6 +21,10 @@ BASELINES = {
     "majority": "nothing (most frequent label)",
     "root": "outermost operator",
     "root_digits": "outermost operator and digits among its direct arguments",
+    "years": "difference of the latest years in the texts",
+    "cosine": "similarity of words (cosine, TF-IDF)",
+    "citations": "number of inline citations in both texts",
+    "comparisons": "the three comparisons above",
 }
 
 
@@ -221,7 +225,7 @@ def draw(result: Result) -> Figure:
                 mean, (low, high) = row["test_accuracy"], row["interval"]
                 look = {"color": COLOUR_OF[attention], "ms": 6, "lw": 2, "capsize": 3}
                 axes.errorbar([mean], [y], xerr=[[mean - low], [high - mean]], fmt="o", **look)
-        axes.set_title(TASKS[task].title, size=10)
+        axes.set_title(TASKS[task].title.replace(" (", "\n("), size=9)
         axes.set_yticks(range(len(names)), names)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.margins(x=0.15)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from configs.reader import read_config
+from data.lra.request import command_for
 from data.lra.store import MANIFEST
 from training.classification.config import ClassifyConfig
 
@@ -30,9 +31,13 @@ TASKS = {
     "image": LraTask("Image", "image", "image"),
     "pathfinder": LraTask("Pathfinder", "pathfinder", "pathfinder32"),
     "pairs": LraTask("Pairs (in-house)", "retrieval", "pairs"),
+    "aclsum": LraTask("Shared citations (aclsum, not AAN)", "aclsum", "aclsum"),
 }
 
-BENCHMARK = tuple(name for name in TASKS if name != "pairs")
+IN_HOUSE = ("pairs", "aclsum")
+"""Tasks like Retrieval that are not part of the benchmark, nor of its average."""
+
+BENCHMARK = tuple(name for name in TASKS if name not in IN_HOUSE)
 """The tasks of the paper's table, in its order."""
 
 ATTENTIONS = {
@@ -111,7 +116,7 @@ def trainable_tasks(tasks: Sequence[str], data: Path, recipe: str = "paper") -> 
             )
         else:
             raise FileNotFoundError(
-                f"{folder} is not prepared. Run python -m scripts.prepare_lra "
-                f"{TASKS[task].folder} --out {data}, or leave {task} out of --tasks"
+                f"{folder} is not prepared. Run {command_for(folder)}, or leave {task} out of "
+                "--tasks"
             )
     return trainable

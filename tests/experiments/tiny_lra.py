@@ -36,6 +36,7 @@ def make_tasks(folder: Path, *names: str) -> Path:
         "pathfinder32": _images,
         "pairs": _pairs,
         "retrieval": _pairs,
+        "aclsum": _pairs,
     }
     for name in names or ("listops", "image", "pathfinder32", "pairs"):
         makers[name](folder / name)

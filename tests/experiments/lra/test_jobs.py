@@ -17,8 +17,9 @@ def jobs_of(tmp_path, *overrides, tasks=BENCHMARK, attentions=tuple(ATTENTIONS),
 
 
 def test_every_configuration_is_one_that_a_model_can_have(tmp_path):
-    made = jobs_of(tmp_path)
-    assert len(made) == 5 * 3 * 2 == len({job.folder for job in made})
+    assert len(BENCHMARK) == 5
+    made = jobs_of(tmp_path, tasks=TASKS)
+    assert len(made) == 7 * 3 * 2 == len({job.folder for job in made})
     for job in made:
         config = job.config
         task, attention, _ = job.folder.name.split("_")
@@ -63,6 +64,8 @@ def test_only_retrieval_may_be_missing(tmp_path, capsys):
     assert "skipping retrieval" in said and "--source" in said
     with pytest.raises(FileNotFoundError, match=r"prepare_lra pathfinder32 --out"):
         trainable_tasks(["pathfinder"], tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"prepare_lra aclsum --source WHEEL --out"):
+        trainable_tasks(["aclsum"], tmp_path)
 
 
 def test_pretrained_runs_start_with_runs_on_hidden_tokens(tmp_path):
