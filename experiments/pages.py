@@ -114,6 +114,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "block_sizes": _of(attention.blocks_table, "attention_blocks"),
     "mask_price": _of(attention.mask_price_table, "attention_butterfly"),
     "paper_speedup": _of(attention.paper_table, "attention_paper"),
+    "approximate": _of(attention.approximate_table, "attention_approximate"),
+    "approximate_verdict": _of(attention.approximate_verdict_table, "attention_approximate"),
     "billion": _of(table4.models_table, "table4_billion"),
     "billion_answers": _of(table4.differences_table, "table4_billion"),
     "table4": _of(table4.models_table, "table4_hours"),
@@ -186,6 +188,9 @@ PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "attention_hopper.png": _rows_of(pictures.draw_fastest, "attention_hopper"),
     RESULTS / "attention_butterfly.png": _rows_of(pictures.draw_butterflies, "attention_butterfly"),
     RESULTS / "attention_paper.png": _rows_of(pictures.draw_paper, "attention_paper"),
+    RESULTS / "attention_approximate.png": _rows_of(
+        pictures.draw_approximate, "attention_approximate"
+    ),
     RESULTS / "attention_sparsity.png": _rows_of(pictures.draw_sparsity, "attention_sparsity"),
     RESULTS / "attention_io.png": _rows_of(hbm_bytes.draw, "attention_io"),
     RESULTS / "recipe.png": _of(recipe.draw, "recipe"),

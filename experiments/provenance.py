@@ -21,8 +21,8 @@ RESULTS = (
     "saving", "reliability",
     "scale", "scale_muon", "scale_context", "scale_long", "scale_longest", "scale_losses",
     "attention_peers", "attention_hopper", "attention_features", "attention_host",
-    "attention_butterfly", "attention_blocks", "attention_paper", "attention_sparsity",
-    "attention_io",
+    "attention_butterfly", "attention_blocks", "attention_paper", "attention_approximate",
+    "attention_sparsity", "attention_io",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from experiments.harness import Command, Result, measure_rows
 
 PRESET_NAMES = ("peers", "hopper", "butterfly", "blocks", "paper", "approximate", "sparsity", "io")
-OWNERS = {"full": "paper", "tutorial": "peers", "one_run": "io"}
+OWNERS = {"full": "paper", "compiled": "approximate", "tutorial": "peers", "one_run": "io"}
 
 
 def check(args: Namespace) -> None:
@@ -38,6 +38,7 @@ def check(args: Namespace) -> None:
 command = Command(__name__, on_gpu=True)
 command.add("--preset", choices=PRESET_NAMES, required=True)
 command.add("--full", action="store_true", help="paper: all lengths of all variants")
+command.add("--compiled", action="store_true", help="approximate: compiled as well; takes minutes")
 command.add(
     "--tutorial", type=Path, metavar="FILE",
     help="peers: add Triton's tutorial 06-fused-attention.py, of the installed version, as a peer",
@@ -191,10 +192,10 @@ def add_speedup(rows: list[Row]) -> None:
 
 
 def approximate(args: Namespace) -> Iterator[Stage]:
-    """Approximations at the paper's lengths; compiled, which takes minutes, at three of them."""
+    """Approximations at the paper's lengths; with --compiled, also compiled at three of them."""
     for seq_len in PAPER_LENGTHS:
         yield partial(measure_approximate, Case(16, seq_len, 8, 64))
-    for seq_len in COMPILED_LENGTHS:
+    for seq_len in COMPILED_LENGTHS if args.compiled else ():
         yield partial(measure_cases, Case(16, seq_len, 8, 64), names=[*COMPILED])
 
 

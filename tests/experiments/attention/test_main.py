@@ -168,7 +168,7 @@ def test_options_of_another_preset_are_refused(arguments, said, capsys):
 
 def test_approximate_preset(made_up, tmp_path, capsys):
     out = tmp_path / "approximate.json"
-    benchmark_attention.main(["--preset", "approximate", "--out", str(out)])
+    benchmark_attention.main(["--preset", "approximate", "--compiled", "--out", str(out)])
     assert out.with_suffix(".png").stat().st_size > 1000
     result = json.loads(out.read_text())
     assert {"linformer", "transformers", "fla-core"} <= result["versions"].keys()
