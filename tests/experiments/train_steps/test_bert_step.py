@@ -14,6 +14,7 @@ from experiments.train_steps.bert_step import (
     MASK,
     PAD,
     SEP,
+    Trainer,
     bert_table,
     compare,
     encode,
@@ -21,7 +22,6 @@ from experiments.train_steps.bert_step import (
     our_loss,
     read_articles,
     sequences,
-    train,
 )
 
 LENGTH = 40
@@ -108,10 +108,10 @@ def test_batches_mask_15_percent_and_share_their_shapes(articles):
 def test_training_starts_with_a_small_learning_rate_and_learns(articles, bert):
     before = bert.bert.embeddings.word_embeddings.weight.clone()
     (batch,) = make_batches(sequences(articles, "padded"), 1, size=3)
-    losses = train(bert, our_loss, [batch])
+    losses = Trainer(bert, our_loss, capture=False).train([batch])
     change = (bert.bert.embeddings.word_embeddings.weight - before).abs().max().item()
     assert len(losses) == 1 and change == pytest.approx(1e-4 / 100, rel=0.1)
-    assert train(bert, our_loss, [batch] * 120)[-1] < losses[0] - 0.3
+    assert Trainer(bert, our_loss, capture=False).train([batch] * 120)[-1] < losses[0] - 0.3
 
 
 def test_different_losses_give_no_speed():
