@@ -1,11 +1,14 @@
 """Training speedup on Long Range Arena: Table 3 of the FlashAttention paper.
 
     python -m experiments.lra.speed --data out/data/lra --out docs/results/lra_speed.json
+    python -m experiments.lra.speed --approximate --out docs/results/lra_speed_approximate.json
 
 Times whole training steps of each task, with its data and configuration: batch, forward and
 backward pass, clipping, optimizer, as in train.py. Attention is standard, Papilio's dense, or its
-butterfly. All three alternate in this process, once with CUDA graphs, as in training, and once
+butterfly. All alternate in this process, once with CUDA graphs, as in training, and once
 without. The command fails if an attention's logits differ from those of standard attention.
+--approximate adds approximations of attention from public packages (experiments.attention), without
+their masks for padding. The Reformer is left out, because it cannot be captured in a CUDA graph.
 
 If Retrieval's texts are missing, its steps are timed on the in-house pairs. These have the same
 number and length of sequences, but more padding. An interrupted run leaves its measurements in
@@ -21,6 +24,7 @@ command = Command(__name__, on_gpu=True)
 add = command.add
 add("--data", type=Path, default=Path("out/data/lra"))
 add("--tasks", nargs="+", choices=TASKS, default=BENCHMARK, metavar="TASK")
+add("--approximate", action="store_true", help="also approximations; pip install '.[peers]'")
 add("--steps", type=int, default=100, help="steps per timing")
 add("--repeats", type=int, default=5, help="timings of each attention")
 add("--set", nargs="+", default=[], metavar="key=value", help="as in train.py")
@@ -33,16 +37,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs.reader import read_config
 from data.lra.curriculum import Curriculum
 from data.lra.store import MANIFEST
 from evaluation.results import Row
-from experiments.lra.tables import speed_table
+from experiments.attention.approximate import EAGER
+from experiments.attention.cases import Attention, Case, UnsupportedError
+from experiments.lra.tables import approximate_speed_table, speed_table
 from experiments.lra.tasks import ATTENTIONS, arguments_of, trainable_tasks
 from experiments.timing import in_turns, reset_compiler_and_memory, spread, wall_seconds
+from kernels.fused.linear import linear
+from model.attention import SelfAttention
 from model.classifier import Classifier
+from model.residual import DeferredResidual, defer
 from training.classification.config import ClassifyConfig
 from training.classification.objectives import label_targets, target_loss
 from training.distributed import Processes
@@ -57,13 +66,52 @@ TOLERANCE = 0.05
 WARM_UP = 5  # steps: the first compiles, and the fifth replays a captured graph
 
 
-class Contender:
-    """A model with one attention, and its training steps."""
+APPROXIMATE = tuple(name for name in EAGER if name != "Reformer")
 
-    def __init__(self, config: ClassifyConfig, curriculum: Curriculum, device: torch.device):
+
+class ApproximateAttention(nn.Module):
+    """Self-attention with the layers of another one, and a function of q, k and v in between."""
+
+    def __init__(self, inner: SelfAttention, attend: Attention) -> None:
+        super().__init__()
+        self.inner, self.attend = inner, attend
+
+    def forward(self, x: Tensor, rotary: None = None, **options: Any) -> DeferredResidual:
+        """Apply to x (B, T, C); the options of exact attention have no effect."""
+        inner = self.inner
+        qkv = linear(x, inner.qkv_proj.weight, inner.qkv_proj.bias)
+        q, k, v = qkv.view(*x.shape[:2], 3, inner.n_head, inner.head_dim).unbind(2)
+        branch = linear(self.attend(q, k, v).flatten(2), inner.out_proj.weight)
+        return defer(branch, inner.out_proj.bias, inner.resid_dropout)
+
+
+class Contender:
+    """A model with one attention, and its training steps.
+
+    Raises:
+        UnsupportedError: an approximation cannot take the task's length, or is not installed.
+    """
+
+    def __init__(
+        self,
+        config: ClassifyConfig,
+        curriculum: Curriculum,
+        device: torch.device,
+        approximation: str | None = None,
+    ) -> None:
         self._config, self._curriculum, self._device = config, curriculum, device
         torch.manual_seed(config.run.seed)  # the same weights for all
         self.model = Classifier(config.model).to(device)
+        self._stage = curriculum.stages[curriculum.number(config.optim.max_steps - 1)]
+        self._deterministic = config.run.deterministic and approximation is None
+        if approximation is not None:
+            shape = config.model
+            rows = self._stage.batch_size * shape.documents
+            dtype = getattr(torch, config.run.dtype)
+            case = Case(rows, shape.context_length, shape.n_head, shape.head_dim, dtype)
+            for block in self.model.blocks:
+                assert isinstance(block.attn, SelfAttention)
+                block.attn = ApproximateAttention(block.attn, EAGER[approximation](case, device))
         self._optimizer = make_optimizer(self.model, config.optim, capturable=device.type == "cuda")
         compiles = partial(torch.compile, fullgraph=True, dynamic=False)
         fast: Any = compiles(self.model) if config.run.compile else self.model
@@ -75,7 +123,6 @@ class Contender:
         answer = partial(target_loss, label_targets, self._autocast, alone)
         loss_of = lambda model, *batch: answer(model, self._stage.batch(*batch))  # noqa: E731
         self._step = partial(train_step, loss_of, fast, finite)
-        self._stage = curriculum.stages[curriculum.number(config.optim.max_steps - 1)]
         self.batch_size, self._next = self._stage.batch_size, self._stage.first_step
 
     def prepare(self, *, captured: bool) -> None:
@@ -88,7 +135,8 @@ class Contender:
         """Take one training step; call `prepare` first."""
         set_learning_rate(self._optimizer, learning_rate(self._next, self._config.optim))
         numbers, changes = self._curriculum.draw(self._next)
-        self._take(numbers[None], changes[None])
+        with deterministic_algorithms(self._deterministic):
+            self._take(numbers[None], changes[None])
         self._next += 1
 
     @torch.no_grad()
@@ -130,9 +178,17 @@ def timed_tasks(
 
 
 def measure(
-    task: str, configs: dict[str, ClassifyConfig], device: torch.device, *, steps: int, repeats: int
+    task: str,
+    configs: dict[str, ClassifyConfig],
+    device: torch.device,
+    approximate: Sequence[str] = (),
+    *,
+    steps: int,
+    repeats: int,
 ) -> Iterator[list[Row]]:
     """Yield the rows of a task: each attention of `configs`, with and without CUDA graphs.
+
+    Of the approximations of `approximate`, those that cannot take the task are left out.
 
     Raises:
         ValueError: the logits of Papilio's exact attention differ from those of standard attention,
@@ -151,11 +207,18 @@ def measure(
         config.data, config.model.context_length, config.optim.batch_size,
         seed=config.run.seed, rank=0, world_size=1, device=device,
     )  # fmt: skip
+    configs = configs | dict.fromkeys(approximate, config)
     with deterministic_algorithms(config.run.deterministic):
         contenders, logits, peaks = {}, {}, {}
         for attention, its_config in configs.items():
             before = torch.cuda.memory_allocated() if on_gpu else 0
-            contender = contenders[attention] = Contender(its_config, curriculum, device)
+            approximation = attention if attention in approximate else None
+            try:
+                contender = Contender(its_config, curriculum, device, approximation)
+            except UnsupportedError as reason:
+                print(f"{task}: leaving out {attention}, which {reason}")
+                continue
+            contenders[attention] = contender
             logits[attention] = contender.logits()
             contender.prepare(captured=False)
             if on_gpu:
@@ -227,12 +290,17 @@ def add_speedups(rows: list[Row], means: dict[str, Any]) -> None:
     for mode, captured in (("captured", True), ("plain", False)):
         counted = [r for r in rows if r["captured"] == captured and r["task"] in BENCHMARK]
         if counted:
-            speedups = {
-                a: [r["speedup"] for r in counted if r["attention"] == a] for a in ATTENTIONS
-            }
+            tasks = list(dict.fromkeys(r["task"] for r in counted))
+            speedups: dict[str, list[float]] = {}
+            for row in counted:
+                speedups.setdefault(row["attention"], []).append(row["speedup"])
             means[mode] = {
-                "tasks": list(dict.fromkeys(r["task"] for r in counted)),
-                "speedup": {a: statistics.geometric_mean(x) for a, x in speedups.items()},
+                "tasks": tasks,
+                "speedup": {
+                    attention: statistics.geometric_mean(x)
+                    for attention, x in speedups.items()
+                    if len(x) == len(tasks)
+                },
             }
 
 
@@ -243,7 +311,9 @@ def main(args: Namespace) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     timing = {"steps": args.steps, "repeats": args.repeats}
     tasks = timed_tasks(args.tasks, args.data, args.set)
-    stages = [partial(measure, *task, device, **timing) for task in tasks.items()]
+    approximate = APPROXIMATE if args.approximate else ()
+    stages = [partial(measure, *task, device, approximate, **timing) for task in tasks.items()]
     means: dict[str, Any] = {}  # filled by add_speedups, and written with the rows
     relate = partial(add_speedups, means=means)
-    measure_rows(args, stages, speed_table, relate, **timing, geometric_means=means)
+    table = approximate_speed_table if args.approximate else speed_table
+    measure_rows(args, stages, table, relate, **timing, geometric_means=means)

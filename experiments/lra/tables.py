@@ -197,6 +197,19 @@ def speed_table(speed: Mapping[str, Any]) -> str:
     return dict_table(lines)
 
 
+def approximate_speed_table(speed: Mapping[str, Any]) -> str:
+    """Speedup of a step over standard attention by attention and task, as CUDA graphs."""
+    mean = speed["geometric_means"]["captured"]
+    lines: dict[str, dict[str, Any]] = {}
+    for row in (row for row in speed["rows"] if row["captured"]):
+        name = row["attention"]
+        line = lines.setdefault(name, {"attention": ATTENTIONS.get(name, name)})
+        line[_timed_title(row)] = f"{row['speedup']:.2f}x"
+    for name, speedup in mean["speedup"].items():
+        lines[name][f"geometric mean of {len(mean['tasks'])}"] = f"{speedup:.2f}x"
+    return dict_table(lines.values(), "-")
+
+
 def _timed_title(row: Row) -> str:
     """Title of a timed task, with the data if it is that of another task."""
     title, data = TASKS[row["task"]].title, row["data"]
