@@ -1,0 +1,321 @@
+"""Classify long documents with a fine-tuned GPT, by context: Table 5 of the FlashAttention paper.
+
+    python -m experiments.long_documents --text TEXT... --without-opinions out/text.jsonl
+    python -m experiments.long_documents --text TEXT... --init RUN
+
+Was the judgment affirmed? Documents are opinions of US courts of appeals, without their disposition
+and other sentences with the result (data/text/opinions.py): those of TEXT, JSON lines with `text`
+and `source`, whose source is us-appellate-opinions. The first command writes all other documents,
+to pretrain RUN on. The second fine-tunes RUN on the first 512 to 16,384 tokens of each document,
+from its last state, in folds: each document is scored once per seed, by a model that was trained on
+others. Positions are extended to the longer context. Baselines are a bag of words of the same
+tokens, the number of tokens alone, and the most frequent label.
+"""
+
+from argparse import Namespace
+from pathlib import Path
+
+from experiments.harness import Command, measure_rows
+
+
+def check(args: Namespace) -> None:
+    """Require one of both tasks."""
+    if (args.init is None) == (args.without_opinions is None):
+        raise ValueError("pass either --init RUN or --without-opinions FILE")
+
+
+command = Command(__name__)  # small models can be fine-tuned on a CPU
+add = command.add
+add("--text", type=Path, nargs="+", required=True, metavar="TEXT", help=".jsonl or .jsonl.xz")
+add("--init", type=Path, metavar="RUN", help="folder of the pretrained run")
+add("--without-opinions", type=Path, metavar="FILE", help="write all other documents, and stop")
+add("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16_384])
+add("--seeds", type=int, default=3)
+add("--folds", type=int, default=5)
+add("--epochs", type=int, default=4)
+command.read(out="docs/results/long_documents.json", resume=True, check=check)
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from data.files import write_atomically
+from data.text.opinions import label_opinion
+from data.text.readers import open_file
+from evaluation.markdown import dict_table
+from evaluation.results import Row
+from evaluation.runs import open_run
+from evaluation.style import COLOURS, PLAIN
+from experiments.reports import interval_text, mean_text
+from experiments.style import OURS
+from model.block import INIT_STD
+from model.extend import extend_positions
+from model.gpt import GPT
+from training.numerics import autocast
+
+SOURCE = "us-appellate-opinions"
+ROW = 65_536  # tokens of the documents in one row, at most
+BATCH = 16  # documents
+LR, WARM_UP = 5e-5, 0.1  # share of the steps
+RESAMPLES = 2000
+MODEL, WORDS, COUNT = "fine-tuned GPT", "bag of words", "number of tokens"
+
+
+def read_documents(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of JSON lines."""
+    for path in paths:
+        with open_file(path) as (file, _):
+            yield from map(json.loads, file)
+
+
+class GPTClassifier(nn.Module):
+    """A GPT with a linear layer on the last state of each document."""
+
+    def __init__(self, source: GPT, length: int) -> None:
+        """Copy a trained GPT, with positions for documents of `length` tokens."""
+        super().__init__()
+        config, weights = source.config, source.state_dict()
+        factor = max(1.0, length / config.context_length)
+        options: dict[str, Any] = {"context_length": max(ROW, length), "context_schedule": []}
+        if config.positions == "rotary" and factor > 1:
+            options |= {"rope_scaling": "linear", "rope_factor": factor}
+        self.gpt = GPT(replace(config, **options))
+        if config.positions == "learned":
+            # Each document in a row has positions from 0, so later ones are never read
+            table = torch.zeros_like(self.gpt.pos_emb.weight)
+            table[:length] = extend_positions(weights["pos_emb.weight"], length)
+            weights |= {"pos_emb.weight": table}
+        self.gpt.load_state_dict(weights)
+        self.head = nn.Linear(config.n_embd, 2)
+        nn.init.normal_(self.head.weight, std=INIT_STD)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, documents: Sequence[Tensor]) -> Tensor:
+        """Compute logits (n, 2) of documents, (T,) int64 each, that fit into one row."""
+        lengths = torch.tensor([len(x) for x in documents], device=documents[0].device)
+        starts = lengths.cumsum(0) - lengths
+        doc_start = starts.repeat_interleave(lengths).int()[None]
+        states = self.gpt.hidden(torch.cat(list(documents))[None], doc_start=doc_start)
+        return self.head(states[0, starts + lengths - 1])
+
+
+def rows_of(documents: Sequence[Tensor], order: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers of documents, in this order, that fit into a row together."""
+    row: list[int] = []
+    for number in order:
+        if row and sum(len(documents[i]) for i in (*row, number)) > ROW:
+            yield row
+            row = []
+        row.append(number)
+    if row:
+        yield row
+
+
+def fine_tune(
+    model: GPTClassifier, documents: Sequence[Tensor], labels: Tensor, numbers: Sequence[int],
+    *, epochs: int, seed: int,
+) -> None:  # fmt: skip
+    """Train on the documents with these numbers, in batches in random order."""
+    generator = torch.Generator().manual_seed(seed)
+    device = labels.device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=device.type == "cuda")
+    n_steps = epochs * -(-len(numbers) // BATCH)
+    step = 0
+    for _ in range(epochs):
+        shuffled = [numbers[i] for i in torch.randperm(len(numbers), generator=generator).tolist()]
+        for first in range(0, len(shuffled), BATCH):
+            batch = shuffled[first : first + BATCH]
+            step += 1
+            warm_up = step / max(1.0, WARM_UP * n_steps)
+            decay = (n_steps - step + 1) / max(1.0, (1 - WARM_UP) * n_steps)
+            optimizer.param_groups[0]["lr"] = LR * min(1.0, warm_up, decay)
+            for row in rows_of(documents, batch):
+                with autocast("bfloat16" if device.type == "cuda" else "float32", device):
+                    logits = model([documents[i] for i in row]).float()
+                loss = F.cross_entropy(logits, labels[row], reduction="sum") / len(batch)
+                loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def score(model: GPTClassifier, documents: Sequence[Tensor], numbers: Sequence[int]) -> list[float]:
+    """Log-odds of an affirmed judgment of the documents with these numbers."""
+    device = documents[0].device
+    model.eval()
+    scores: list[float] = []
+    for row in rows_of(documents, numbers):
+        with autocast("bfloat16" if device.type == "cuda" else "float32", device):
+            logits = model([documents[i] for i in row]).float()
+        scores += (logits[:, 1] - logits[:, 0]).tolist()
+    return scores
+
+
+def folds_of(labels: Sequence[bool], n: int) -> list[tuple[list[int], list[int]]]:
+    """Numbers of training and test documents of each fold, with equal shares of both labels."""
+    from sklearn.model_selection import StratifiedKFold
+
+    folds = StratifiedKFold(n, shuffle=True, random_state=0).split(np.zeros(len(labels)), labels)
+    return [(train.tolist(), test.tolist()) for train, test in folds]
+
+
+def measure_model(
+    source: GPT,
+    documents: list[Tensor],
+    labels: list[bool],
+    length: int,
+    seed: int,
+    args: Namespace,
+) -> Iterator[list[Row]]:
+    """Yield a row with the score of each document, by a model that was not trained on it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    cut = [document[:length].to(device) for document in documents]
+    targets = torch.tensor(labels, dtype=torch.int64, device=device)
+    scores = np.zeros(len(labels))
+    for train, test in folds_of(labels, args.folds):
+        torch.manual_seed(seed)
+        model = GPTClassifier(source, length).to(device).train()
+        fine_tune(model, cut, targets, train, epochs=args.epochs, seed=seed)
+        scores[test] = score(model, cut, test)
+    accuracy = ((scores > 0) == np.array(labels)).mean()
+    print(f"{length:,} tokens, seed {seed}: {accuracy:.1%}", flush=True)
+    yield [{"name": MODEL, "length": length, "seed": seed, "scores": scores.tolist()}]
+
+
+def words_and_pairs(ids: list[int]) -> list[str]:
+    """Terms of the bag of words: tokens, and pairs of tokens in a row."""
+    return [*map(str, ids), *(f"{a} {b}" for a, b in pairwise(ids))]
+
+
+def measure_baselines(
+    documents: list[Tensor], labels: list[bool], length: int, folds: int
+) -> Iterator[list[Row]]:
+    """Yield rows of the baselines: logistic regressions on words, and on the number of tokens."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegressionCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    ids = [document[:length].tolist() for document in documents]
+    terms: Any = words_and_pairs
+    words = TfidfVectorizer(analyzer=terms, min_df=4, sublinear_tf=True)
+    count = FunctionTransformer(lambda rows: np.log([[len(x)] for x in rows]))
+    for name, features in ((WORDS, words), (COUNT, count)):
+        scores = np.zeros(len(labels))
+        for train, test in folds_of(labels, folds):
+            regression = LogisticRegressionCV(Cs=10, cv=4, scoring="accuracy", max_iter=1000)
+            model = make_pipeline(features, regression)
+            model.fit([ids[i] for i in train], [labels[i] for i in train])
+            scores[test] = model.decision_function([ids[i] for i in test])
+        yield [{"name": name, "length": length, "seed": 0, "scores": scores.tolist()}]
+
+
+def f1(labels: np.ndarray, affirmed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Micro-F1, which is the accuracy here, and macro-F1 of predictions (..., n) bool."""
+    by_class = []
+    for labelled, predicted in ((labels, affirmed), (~labels, ~affirmed)):
+        found = (labelled & predicted).sum(-1)
+        by_class.append(2 * found / np.maximum(1, labelled.sum(-1) + predicted.sum(-1)))
+    return (labels == affirmed).mean(-1), np.mean(by_class, axis=0)
+
+
+def summarize(result: Row) -> list[Row]:
+    """F1 by model and length, and the gain in micro-F1 over the shortest, with 95% intervals.
+
+    Intervals resample documents and seeds.
+    """
+    labels = np.array(result["labels"])
+    scores: dict[tuple[str, int], list[list[float]]] = {}
+    for row in result["rows"]:
+        scores.setdefault((row["name"], row["length"]), []).append(row["scores"])
+    generator = np.random.default_rng(0)
+    draws = generator.integers(len(labels), size=(RESAMPLES, len(labels)))
+    summary, shortest = [], {}
+    for (name, length), of_seeds in sorted(scores.items()):
+        affirmed = np.array(of_seeds) > 0  # (seeds, documents)
+        seeds = generator.integers(len(affirmed), size=(RESAMPLES, len(affirmed)))
+        micro, macro = f1(labels[draws][:, None], affirmed[seeds[..., None], draws[:, None]])
+        drawn = {"micro_f1": micro.mean(1), "macro_f1": macro.mean(1)}
+        means = dict(zip(drawn, (x.mean() for x in f1(labels, affirmed)), strict=True))
+        first = shortest.setdefault(name, (drawn["micro_f1"], means["micro_f1"]))
+        drawn["gain"], means["gain"] = drawn["micro_f1"] - first[0], means["micro_f1"] - first[1]
+        row: Row = {"name": name, "length": length, "seeds": len(affirmed)}
+        for key, values in drawn.items():
+            row[key] = float(means[key])
+            row[f"{key}_interval"] = np.quantile(values, (0.025, 0.975)).tolist()
+        summary.append(row)
+    return summary
+
+
+def documents_table(result: Row) -> str:
+    """Markdown table of F1 by model and length, percent."""
+    share = np.mean(result["labels"])
+    lines = [
+        {
+            "model": row["name"],
+            "tokens": f"{row['length']:,}",
+            "seeds": str(row["seeds"]),
+            "micro-F1": mean_text(row["micro_f1"], row["micro_f1_interval"], 100),
+            "macro-F1": mean_text(row["macro_f1"], row["macro_f1_interval"], 100),
+            "gain over the shortest": interval_text(row["gain_interval"], 100),
+        }
+        for row in summarize(result)
+    ]
+    always = {"model": "always affirmed", "tokens": "-", "seeds": "-"}
+    return dict_table([{**always, "micro-F1": f"{100 * share:.1f}"}, *lines], "-")
+
+
+def draw(result: Row) -> Figure:
+    """Draw micro-F1 over the number of tokens, with its interval."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    looks = {MODEL: OURS, WORDS: COLOURS[1], COUNT: COLOURS[2]}
+    rows = summarize(result)
+    for name, colour in looks.items():
+        own = [row for row in rows if row["name"] == name]
+        x, y = ([row[key] for row in own] for key in ("length", "micro_f1"))
+        ends = np.abs(np.array([row["micro_f1_interval"] for row in own]).T - y)
+        axes.errorbar(x, y, ends, color=colour, marker="o", capsize=3, label=name)
+    axes.axhline(np.mean(result["labels"]), color=PLAIN, ls=":", label="always affirmed")
+    axes.set_xscale("log", base=2)
+    lengths = sorted({row["length"] for row in rows})
+    axes.set_xticks(lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths])
+    axes.set(xlabel="tokens of a document", ylabel="micro-F1")
+    axes.legend(frameon=False)
+    return figure
+
+
+@command.main
+def main(args: Namespace) -> None:
+    """Write the documents to pretrain on, or measure baselines and the fine-tuned model."""
+    if args.without_opinions is not None:
+        kept = [d for d in read_documents(args.text) if d.get("source") != SOURCE]
+        lines = (json.dumps({"source": d.get("source"), "text": d["text"]}) for d in kept)
+        write_atomically(args.without_opinions, "".join(f"{line}\n" for line in lines).encode())
+        return print(f"wrote {args.without_opinions}: {len(kept):,} documents")
+    run = open_run(args.init)
+    opinions = [
+        opinion
+        for document in read_documents(args.text)
+        if document.get("source") == SOURCE and (opinion := label_opinion(document["text"]))
+    ]
+    labels = [opinion.affirmed for opinion in opinions]
+    documents = [torch.tensor(run.tokenizer.encode(opinion.text)) for opinion in opinions]
+    stages = [partial(measure_baselines, documents, labels, n, args.folds) for n in args.lengths]
+    stages += [
+        partial(measure_model, run.model, documents, labels, n, seed, args)
+        for seed in range(1, args.seeds + 1)
+        for n in args.lengths
+    ]
+    tokens = [len(document) for document in documents]
+    measure_rows(args, stages, documents_table, draw=draw, labels=labels, tokens=tokens)

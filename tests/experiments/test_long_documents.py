@@ -1,0 +1,165 @@
+import json
+from argparse import Namespace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import long_documents
+from experiments.long_documents import (
+    COUNT,
+    MODEL,
+    WORDS,
+    GPTClassifier,
+    documents_table,
+    f1,
+    fine_tune,
+    folds_of,
+    rows_of,
+    score,
+    summarize,
+)
+from model.config import ModelConfig
+from model.gpt import GPT
+
+SHAPE = {"vocab_size": 60, "n_layer": 2, "n_head": 2, "n_embd": 32, "context_length": 16}
+
+
+@pytest.fixture(params=["learned", "rotary"])
+def source(request):
+    torch.manual_seed(0)
+    return GPT(ModelConfig(**SHAPE, positions=request.param, attention="reference")).eval()
+
+
+@pytest.fixture(autouse=True)
+def short_rows(monkeypatch):
+    monkeypatch.setattr(long_documents, "ROW", 64)
+
+
+def random_documents(*lengths):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(60, (n,), generator=generator) for n in lengths]
+
+
+def test_documents_in_a_row_do_not_see_each_other(source):
+    model = GPTClassifier(source, 32).eval()
+    torch.nn.init.normal_(model.head.weight)
+    documents = random_documents(7, 1, 32, 16)
+    together = model(documents)
+    alone = torch.cat([model([document]) for document in documents])
+    assert together.shape == (4, 2)
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_short_documents_keep_the_positions_of_pretraining(source):
+    model = GPTClassifier(source, 16).eval()
+    documents = random_documents(16)
+    expected = model.head(source.hidden(documents[0][None])[:, -1])
+    assert torch.allclose(model(documents), expected, atol=1e-5)
+
+
+def test_positions_are_extended(source):
+    model = GPTClassifier(source, 32)
+    if source.config.positions == "learned":
+        table, old = model.gpt.pos_emb.weight, source.pos_emb.weight
+        assert table[:32:2].equal(old) and not table[32:].any()
+        assert torch.allclose(table[1], (old[0] + old[1]) / 2)
+    else:
+        config = model.gpt.config
+        assert (config.rope_scaling, config.rope_factor) == ("linear", 2.0)
+
+
+def test_rows_hold_as_many_documents_as_fit():
+    documents = random_documents(30, 30, 5, 64, 1)
+    assert list(rows_of(documents, [0, 1, 2, 3, 4])) == [[0, 1], [2], [3], [4]]
+    assert list(rows_of(documents, [4, 2, 1])) == [[4, 2, 1]]
+    assert list(rows_of(documents, [])) == []
+
+
+def test_fine_tuning_finds_a_token_far_from_the_end(source, monkeypatch):
+    monkeypatch.setattr(long_documents, "LR", 1e-2)
+    documents = [document % 10 for document in random_documents(*[8] * 64)]
+    labels = torch.arange(64) % 2
+    for document, label in zip(documents, labels, strict=True):
+        document[2] = 58 + label
+    torch.manual_seed(0)
+    model = GPTClassifier(source, 32).train()
+    fine_tune(model, documents, labels, range(48), epochs=30, seed=1)
+    scores = torch.tensor(score(model, documents, range(48, 64)))
+    assert ((scores > 0) == labels[48:].bool()).float().mean() > 0.75
+
+
+def test_each_document_is_tested_once_by_a_model_that_was_not_trained_on_it():
+    labels = [True] * 30 + [False] * 10
+    folds = folds_of(labels, 5)
+    assert sorted(i for _, test in folds for i in test) == list(range(40))
+    assert all(not set(train) & set(test) and len(train) == 32 for train, test in folds)
+    assert all(sum(labels[i] for i in test) == 6 for _, test in folds)
+
+
+def test_f1_is_that_of_scikit_learn():
+    from sklearn.metrics import f1_score
+
+    labels, affirmed = torch.rand(2, 50, generator=torch.Generator().manual_seed(0)).numpy() > 0.4
+    micro, macro = f1(labels, np.stack((affirmed, ~affirmed)))
+    for i, predicted in enumerate((affirmed, ~affirmed)):
+        assert micro[i] == pytest.approx(f1_score(labels, predicted, average="micro"))
+        assert macro[i] == pytest.approx(f1_score(labels, predicted, average="macro"))
+
+
+def test_summary_over_seeds_and_documents():
+    labels = [True, False] * 50
+    right = [1.0, -1.0] * 50
+    half = [1.0, 1.0] * 50
+    rows = [
+        {"name": MODEL, "length": 512, "seed": 1, "scores": half},
+        {"name": MODEL, "length": 1024, "seed": 1, "scores": right},
+        {"name": MODEL, "length": 1024, "seed": 2, "scores": half},
+        {"name": WORDS, "length": 512, "seed": 0, "scores": right},
+    ]
+    words, short, long = summarize({"labels": labels, "rows": rows})
+    assert (short["micro_f1"], long["micro_f1"], words["micro_f1"]) == (0.5, 0.75, 1.0)
+    assert short["macro_f1"] == pytest.approx(1 / 3) and long["seeds"] == 2
+    assert short["gain"] == 0 and short["gain_interval"] == [0, 0]
+    low, high = long["gain_interval"]
+    assert long["gain"] == 0.25 and low <= 0.05 and high >= 0.45  # one seed gains 50%, one nothing
+    lines = documents_table({"labels": labels, "rows": rows}).splitlines()
+    assert lines[2] == "| always affirmed | - | - | 50.0 | - | - |"
+    assert lines[3].startswith("| bag of words | 512 | 1 | 100.0 (100.0 to 100.0) |")
+
+
+def test_command(source, tmp_path, monkeypatch, capsys):
+    reasons = "The jury found for Acme on all counts after a long trial. " * 30
+    results = {"affirmed": "The judgment is affirmed.", "reversed": "We reverse the judgment."}
+    texts = [reasons + results[name] for name in ("affirmed", "reversed") for _ in range(12)]
+    documents = [{"source": long_documents.SOURCE, "text": text} for text in texts]
+    documents += [{"source": "novels", "text": "Call me"}, {"text": "It is"}]
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    others = tmp_path / "others.jsonl"
+    long_documents.main(["--text", str(file), "--without-opinions", str(others)])
+    kept = [json.loads(line)["text"] for line in others.read_text().splitlines()]
+    assert kept == ["Call me", "It is"]
+
+    tokenizer = SimpleNamespace(encode=lambda text: [ord(c) % 60 for c in text])
+    run = SimpleNamespace(model=source, tokenizer=tokenizer)
+    monkeypatch.setattr(long_documents, "open_run", lambda folder: run)
+    out = tmp_path / "result.json"
+    options = ["--text", str(file), "--init", "run", "--out", str(out), "--lengths", "16", "32"]
+    long_documents.main([*options, "--seeds", "1", "--folds", "2", "--epochs", "1"])
+    result = json.loads(out.read_text())
+    assert sum(result["labels"]) == 12 and len(result["labels"]) == 24
+    assert {(row["name"], row["length"]) for row in result["rows"]} == {
+        (name, length) for name in (MODEL, WORDS, COUNT) for length in (16, 32)
+    }
+    assert all(len(row["scores"]) == 24 for row in result["rows"])
+    assert out.with_suffix(".png").stat().st_size > 1000
+    assert "| fine-tuned GPT | 32 | 1 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [{}, {"init": "run", "without_opinions": "file"}])
+def test_one_of_both_tasks_must_be_chosen(options):
+    args = Namespace(**{"init": None, "without_opinions": None, **options})
+    with pytest.raises(ValueError, match="pass either --init RUN or --without-opinions FILE"):
+        long_documents.check(args)
