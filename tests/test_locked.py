@@ -16,7 +16,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 NOT_LOCKED = {"torch", "triton", "setuptools", "papilio"}
 REQUIRED = [
     line
-    for line in PROJECT["dependencies"] + EXTRAS["train"] + EXTRAS["dev"]
+    for line in PROJECT["dependencies"] + EXTRAS["train"] + EXTRAS["peers"] + EXTRAS["dev"]
     if Requirement(line).name not in NOT_LOCKED
 ]
 LINES = (ROOT / "requirements.lock").read_text().splitlines()
