@@ -202,7 +202,8 @@ def measure_baselines(
 ) -> Iterator[list[Row]]:
     """Yield rows of the baselines: logistic regressions on words, and on the number of tokens."""
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegressionCV
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import FunctionTransformer
 
@@ -213,54 +214,67 @@ def measure_baselines(
     for name, features in ((WORDS, words), (COUNT, count)):
         scores = np.zeros(len(labels))
         for train, test in folds_of(labels, folds):
-            regression = LogisticRegressionCV(
-                Cs=5, cv=3, scoring="accuracy", max_iter=1000, n_jobs=-1
-            )
+            regression = GridSearchCV(
+                LogisticRegression(max_iter=1000), {"C": [0.01, 0.1, 1.0, 10.0, 100.0]},
+                scoring="roc_auc", cv=3, n_jobs=-1,
+            )  # fmt: skip
             model = make_pipeline(features, regression)
             model.fit([ids[i] for i in train], [labels[i] for i in train])
             scores[test] = model.decision_function([ids[i] for i in test])
         yield [{"name": name, "length": length, "seed": 0, "scores": scores.tolist()}]
 
 
-def f1(labels: np.ndarray, affirmed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Micro-F1, which is the accuracy here, and macro-F1 of predictions (..., n) bool."""
-    by_class = []
-    for labelled, predicted in ((labels, affirmed), (~labels, ~affirmed)):
-        found = (labelled & predicted).sum(-1)
-        by_class.append(2 * found / np.maximum(1, labelled.sum(-1) + predicted.sum(-1)))
-    return (labels == affirmed).mean(-1), np.mean(by_class, axis=0)
+def metrics(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Micro-F1, which is the accuracy here, and area under the ROC curve, (R, S) each.
+
+    Args:
+        labels: (n,) bool.
+        scores: (S, n), of S seeds.
+        weights: (R, n) integers, how often each document counts in each of R samples.
+    """
+    correct = (scores > 0) == labels
+    yes, no = weights[:, labels], weights[:, ~labels]
+    areas = []
+    for row in scores:
+        above = row[labels][:, None] > row[~labels]
+        equal = row[labels][:, None] == row[~labels]
+        won = ((yes @ (above + equal / 2)) * no).sum(1)
+        areas.append(won / np.maximum(1, yes.sum(1) * no.sum(1)))
+    return {"micro_f1": weights @ correct.T / weights.sum(1)[:, None], "auc": np.stack(areas, 1)}
 
 
 def summarize(result: Row) -> list[Row]:
-    """F1 by model and length, and the gain in micro-F1 over the shortest, with 95% intervals.
+    """Metrics by model and length, and the gain in area over the shortest, with 95% intervals.
 
     Intervals resample documents and seeds.
     """
     labels = np.array(result["labels"])
+    n = len(labels)
     scores: dict[tuple[str, int], list[list[float]]] = {}
     for row in result["rows"]:
         scores.setdefault((row["name"], row["length"]), []).append(row["scores"])
     generator = np.random.default_rng(0)
-    draws = generator.integers(len(labels), size=(RESAMPLES, len(labels)))
+    weights = generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
     summary, shortest = [], {}
     for (name, length), of_seeds in sorted(scores.items()):
-        affirmed = np.array(of_seeds) > 0  # (seeds, documents)
-        seeds = generator.integers(len(affirmed), size=(RESAMPLES, len(affirmed)))
-        micro, macro = f1(labels[draws][:, None], affirmed[seeds[..., None], draws[:, None]])
-        drawn = {"micro_f1": micro.mean(1), "macro_f1": macro.mean(1)}
-        means = dict(zip(drawn, (x.mean() for x in f1(labels, affirmed)), strict=True))
-        first = shortest.setdefault(name, (drawn["micro_f1"], means["micro_f1"]))
-        drawn["gain"], means["gain"] = drawn["micro_f1"] - first[0], means["micro_f1"] - first[1]
-        row: Row = {"name": name, "length": length, "seeds": len(affirmed)}
+        seeds = generator.integers(len(of_seeds), size=(RESAMPLES, len(of_seeds)))
+        everything = metrics(labels, np.array(of_seeds), np.ones((1, n), np.int64))
+        means = {key: float(value.mean()) for key, value in everything.items()}
+        drawn = {
+            key: np.take_along_axis(value, seeds, 1).mean(1)
+            for key, value in metrics(labels, np.array(of_seeds), weights).items()
+        }
+        first = shortest.setdefault(name, (means["auc"], drawn["auc"]))
+        means["gain"], drawn["gain"] = means["auc"] - first[0], drawn["auc"] - first[1]
+        row: Row = {"name": name, "length": length, "seeds": len(of_seeds), **means}
         for key, values in drawn.items():
-            row[key] = float(means[key])
             row[f"{key}_interval"] = np.quantile(values, (0.025, 0.975)).tolist()
         summary.append(row)
     return summary
 
 
 def documents_table(result: Row) -> str:
-    """Markdown table of F1 by model and length, percent."""
+    """Markdown table of metrics by model and length, percent."""
     share = np.mean(result["labels"])
     lines = [
         {
@@ -268,8 +282,8 @@ def documents_table(result: Row) -> str:
             "tokens": f"{row['length']:,}",
             "seeds": str(row["seeds"]),
             "micro-F1": mean_text(row["micro_f1"], row["micro_f1_interval"], 100),
-            "macro-F1": mean_text(row["macro_f1"], row["macro_f1_interval"], 100),
-            "gain over the shortest": interval_text(row["gain_interval"], 100),
+            "area under the curve": mean_text(row["auc"], row["auc_interval"], 100),
+            "its gain over the shortest": interval_text(row["gain_interval"], 100),
         }
         for row in summarize(result)
     ]
@@ -278,22 +292,25 @@ def documents_table(result: Row) -> str:
 
 
 def draw(result: Row) -> Figure:
-    """Draw micro-F1 over the number of tokens, with its interval."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
+    """Draw both metrics over the number of tokens, with their intervals."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
     looks = {MODEL: OURS, WORDS: COLOURS[1], COUNT: COLOURS[2]}
+    titles = {"micro_f1": "micro-F1", "auc": "area under the ROC curve"}
+    guesses = {"micro_f1": np.mean(result["labels"]), "auc": 0.5}
     rows = summarize(result)
-    for name, colour in looks.items():
-        own = [row for row in rows if row["name"] == name]
-        x, y = ([row[key] for row in own] for key in ("length", "micro_f1"))
-        ends = np.abs(np.array([row["micro_f1_interval"] for row in own]).T - y)
-        axes.errorbar(x, y, ends, color=colour, marker="o", capsize=3, label=name)
-    axes.axhline(np.mean(result["labels"]), color=PLAIN, ls=":", label="always affirmed")
-    axes.set_xscale("log", base=2)
     lengths = sorted({row["length"] for row in rows})
-    axes.set_xticks(lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths])
-    axes.set(xlabel="tokens of a document", ylabel="micro-F1")
-    axes.legend(frameon=False)
+    for axes, (key, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        for name, colour in looks.items():
+            own = [row for row in rows if row["name"] == name]
+            y = np.array([row[key] for row in own])
+            ends = np.abs(np.array([row[f"{key}_interval"] for row in own]).T - y)
+            look = {"color": colour, "marker": "o", "capsize": 3, "label": name}
+            axes.errorbar([row["length"] for row in own], y, ends, **look)
+        axes.axhline(guesses[key], color=PLAIN, ls=":", label="always affirmed")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths])
+        axes.set(xlabel="tokens of a document", title=title)
+    figure.axes[0].legend(frameon=False)
     return figure
 
 

@@ -13,9 +13,9 @@ from experiments.long_documents import (
     WORDS,
     GPTClassifier,
     documents_table,
-    f1,
     fine_tune,
     folds_of,
+    metrics,
     rows_of,
     score,
     summarize,
@@ -98,32 +98,37 @@ def test_each_document_is_tested_once_by_a_model_that_was_not_trained_on_it():
     assert all(sum(labels[i] for i in test) == 6 for _, test in folds)
 
 
-def test_f1_is_that_of_scikit_learn():
-    from sklearn.metrics import f1_score
+def test_metrics_are_those_of_scikit_learn():
+    from sklearn.metrics import f1_score, roc_auc_score
 
-    labels, affirmed = torch.rand(2, 50, generator=torch.Generator().manual_seed(0)).numpy() > 0.4
-    micro, macro = f1(labels, np.stack((affirmed, ~affirmed)))
-    for i, predicted in enumerate((affirmed, ~affirmed)):
-        assert micro[i] == pytest.approx(f1_score(labels, predicted, average="micro"))
-        assert macro[i] == pytest.approx(f1_score(labels, predicted, average="macro"))
+    generator = np.random.default_rng(0)
+    labels = generator.random(50) > 0.4
+    scores = generator.normal(size=(2, 50)).round(1) + 0.5 * labels  # some are equal
+    weights = np.stack((np.ones(50, np.int64), generator.integers(3, size=50)))
+    found = metrics(labels, scores, weights)
+    for i, counts in enumerate(weights):
+        for seed, row in enumerate(scores):
+            micro = f1_score(labels, row > 0, average="micro", sample_weight=counts)
+            area = roc_auc_score(labels, row, sample_weight=counts)
+            assert found["micro_f1"][i, seed] == pytest.approx(micro)
+            assert found["auc"][i, seed] == pytest.approx(area)
 
 
 def test_summary_over_seeds_and_documents():
     labels = [True, False] * 50
     right = [1.0, -1.0] * 50
-    half = [1.0, 1.0] * 50
+    guess = [1.0, 1.0] * 50
     rows = [
-        {"name": MODEL, "length": 512, "seed": 1, "scores": half},
+        {"name": MODEL, "length": 512, "seed": 1, "scores": guess},
         {"name": MODEL, "length": 1024, "seed": 1, "scores": right},
-        {"name": MODEL, "length": 1024, "seed": 2, "scores": half},
+        {"name": MODEL, "length": 1024, "seed": 2, "scores": guess},
         {"name": WORDS, "length": 512, "seed": 0, "scores": right},
     ]
     words, short, long = summarize({"labels": labels, "rows": rows})
-    assert (short["micro_f1"], long["micro_f1"], words["micro_f1"]) == (0.5, 0.75, 1.0)
-    assert short["macro_f1"] == pytest.approx(1 / 3) and long["seeds"] == 2
-    assert short["gain"] == 0 and short["gain_interval"] == [0, 0]
-    low, high = long["gain_interval"]
-    assert long["gain"] == 0.25 and low <= 0.05 and high >= 0.45  # one seed gains 50%, one nothing
+    assert [row["micro_f1"] for row in (words, short, long)] == [1.0, 0.5, 0.75]
+    assert [row["auc"] for row in (words, short, long)] == [1.0, 0.5, 0.75]
+    assert short["gain_interval"] == [0, 0] and long["seeds"] == 2
+    assert long["gain_interval"] == [0, 0.5]  # one seed gains half of all pairs, one nothing
     lines = documents_table({"labels": labels, "rows": rows}).splitlines()
     assert lines[2] == "| always affirmed | - | - | 50.0 | - | - |"
     assert lines[3].startswith("| bag of words | 512 | 1 | 100.0 (100.0 to 100.0) |")
