@@ -19,7 +19,7 @@ from experiments.harness import Command, measure_rows
 
 
 def check(args: Namespace) -> None:
-    """Require one of both tasks."""
+    """Require exactly one of --init and --without-opinions."""
     if (args.init is None) == (args.without_opinions is None):
         raise ValueError("pass either --init RUN or --without-opinions FILE")
 
@@ -87,7 +87,8 @@ class GPTClassifier(nn.Module):
         factor = max(1.0, length / config.context_length)
         options: dict[str, Any] = {"context_length": max(ROW, length), "context_schedule": []}
         if config.positions == "rotary" and factor > 1:
-            options |= {"rope_scaling": "linear", "rope_factor": factor}
+            scaling = "linear" if config.rope_scaling == "none" else config.rope_scaling
+            options |= {"rope_scaling": scaling, "rope_factor": factor * config.rope_factor}
         self.gpt = GPT(replace(config, **options))
         if config.positions == "learned":
             # Each document in a row has positions from 0, so later ones are never read
@@ -109,29 +110,29 @@ class GPTClassifier(nn.Module):
 
 
 def rows_of(documents: Sequence[Tensor], order: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the numbers of documents, in this order, that fit into a row together."""
+    """Yield the indices of documents, in this order, that fit into a row together."""
     row: list[int] = []
-    for number in order:
-        if row and sum(len(documents[i]) for i in (*row, number)) > ROW:
+    for index in order:
+        if row and sum(len(documents[i]) for i in (*row, index)) > ROW:
             yield row
             row = []
-        row.append(number)
+        row.append(index)
     if row:
         yield row
 
 
 def fine_tune(
-    model: GPTClassifier, documents: Sequence[Tensor], labels: Tensor, numbers: Sequence[int],
+    model: GPTClassifier, documents: Sequence[Tensor], labels: Tensor, indices: Sequence[int],
     *, epochs: int, seed: int,
 ) -> None:  # fmt: skip
-    """Train on the documents with these numbers, in batches in random order."""
+    """Train on the documents with these indices, in batches in random order."""
     generator = torch.Generator().manual_seed(seed)
     device = labels.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=device.type == "cuda")
-    n_steps = epochs * -(-len(numbers) // BATCH)
+    n_steps = epochs * -(-len(indices) // BATCH)
     step = 0
     for _ in range(epochs):
-        shuffled = [numbers[i] for i in torch.randperm(len(numbers), generator=generator).tolist()]
+        shuffled = [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
         for first in range(0, len(shuffled), BATCH):
             batch = shuffled[first : first + BATCH]
             step += 1
@@ -149,12 +150,12 @@ def fine_tune(
 
 
 @torch.no_grad()
-def score(model: GPTClassifier, documents: Sequence[Tensor], numbers: Sequence[int]) -> list[float]:
-    """Log-odds of an affirmed judgment of the documents with these numbers."""
+def score(model: GPTClassifier, documents: Sequence[Tensor], indices: Sequence[int]) -> list[float]:
+    """Log-odds of an affirmed judgment of the documents with these indices."""
     device = documents[0].device
     model.eval()
     scores: list[float] = []
-    for row in rows_of(documents, numbers):
+    for row in rows_of(documents, indices):
         with autocast("bfloat16" if device.type == "cuda" else "float32", device):
             logits = model([documents[i] for i in row]).float()
         scores += (logits[:, 1] - logits[:, 0]).tolist()
@@ -162,7 +163,7 @@ def score(model: GPTClassifier, documents: Sequence[Tensor], numbers: Sequence[i
 
 
 def folds_of(labels: Sequence[bool], n: int) -> list[tuple[list[int], list[int]]]:
-    """Numbers of training and test documents of each fold, with equal shares of both labels."""
+    """Indices of training and test documents of each fold, with equal shares of both labels."""
     from sklearn.model_selection import StratifiedKFold
 
     folds = StratifiedKFold(n, shuffle=True, random_state=0).split(np.zeros(len(labels)), labels)
@@ -323,13 +324,16 @@ def main(args: Namespace) -> None:
         write_atomically(args.without_opinions, "".join(f"{line}\n" for line in lines).encode())
         return print(f"wrote {args.without_opinions}: {len(kept):,} documents")
     run = open_run(args.init)
-    opinions = [
+    all_opinions = [
         opinion
         for document in read_documents(args.text)
         if document.get("source") == SOURCE and (opinion := label_opinion(document["text"]))
     ]
+    # One of each text, so that no fold is tested on what it was trained on
+    opinions = [*{" ".join(opinion.text.split()): opinion for opinion in all_opinions}.values()]
     labels = [opinion.affirmed for opinion in opinions]
-    documents = [torch.tensor(run.tokenizer.encode(opinion.text)) for opinion in opinions]
+    ids = [run.tokenizer.encode(opinion.text) for opinion in opinions]
+    documents = [torch.tensor(x, dtype=torch.int64) for x in ids]
     stages = [partial(measure_baselines, documents, labels, n, args.folds) for n in args.lengths]
     stages += [
         partial(measure_model, run.model, documents, labels, n, seed, args)
@@ -337,4 +341,5 @@ def main(args: Namespace) -> None:
         for n in args.lengths
     ]
     tokens = [len(document) for document in documents]
-    measure_rows(args, stages, documents_table, draw=draw, labels=labels, tokens=tokens)
+    origin = {"init": args.init.name, "pretrained_on": run.config.data.path}
+    measure_rows(args, stages, documents_table, draw=draw, labels=labels, tokens=tokens, **origin)

@@ -80,8 +80,9 @@ def balanced_pairs(papers: Sequence[Paper], seed: int) -> list[Pair]:
     Some papers share works with many others. If pairs with label 0 were drawn at random, such a
     paper would give label 1 away. Therefore two pairs with label 1, (a, b) and (c, d), are chosen
     together with two of label 0, (a, d) and (c, b). Each paper is then equally often first, and
-    equally often second, in pairs of both labels. A pair with label 1 is left out if no other one
-    matches it in this way. Choice and order depend on the seed and the papers' names.
+    equally often second, in pairs of both labels. Half of all such fours are swapped, so that the
+    order of names does not reveal the label. A pair with label 1 is left out if no other one
+    matches it. Choice and order depend on the seed and the papers' names.
 
     Raises:
         ValueError: There are no such pairs.
@@ -100,7 +101,10 @@ def balanced_pairs(papers: Sequence[Paper], seed: int) -> list[Pair]:
             distinct = len({a.name, b.name, c.name, d.name}) == 4
             if distinct and not (_share(a, d) or _share(c, b) or new & used):
                 waiting.remove(pair)
-                chosen += [(1, a, b), (1, c, d), (0, a, d), (0, c, b)]
+                four: list[Pair] = [(1, a, b), (1, c, d), (0, a, d), (0, c, b)]
+                if key((b, a)) % 2:
+                    four = [(label, second, first) for label, first, second in four]
+                chosen += four
                 used |= new
                 break
     if not chosen:

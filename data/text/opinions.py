@@ -16,6 +16,9 @@ MAX_CHARS_AFTER = 3000
 
 A footnote of the last page can follow. A longer rest suggests that the disposition was missed."""
 
+MIN_CHARS = 1000
+"""Minimum length of the text that is left."""
+
 _MIN_OPINION = 1500  # separate opinions and notes start after the caption, which may name them
 _GAP = 3  # sentences between two of a disposition, at most
 _ABBREVIATIONS = re.compile(
@@ -81,7 +84,8 @@ def label_opinion(text: str) -> Opinion | None:
 
     Returns:
         None if there is no clear disposition of a judgment near the end: for example if an appeal
-        is dismissed, a petition is decided, or a judgment is affirmed with changes.
+        is dismissed, a petition is decided, or a judgment is affirmed with changes. None also if
+        little text is left.
     """
     after = _AFTER_OPINION.search(text, _MIN_OPINION)
     end = after.start() if after else len(text)
@@ -103,7 +107,7 @@ def label_opinion(text: str) -> Opinion | None:
     if affirmed is None:
         return None
     kept = "".join(s for s in sentences[:first] if not _ANY_RESULT.search(s))
-    return Opinion(kept.strip(), affirmed, disposition)
+    return Opinion(kept.strip(), affirmed, disposition) if len(kept) >= MIN_CHARS else None
 
 
 def _is_affirmed(disposition: str) -> bool | None:

@@ -29,9 +29,9 @@ Make = Callable[[Case, torch.device], Attention]
 class GivenLayer(nn.Module):
     """Replacement of a linear layer, that ignores its input and returns `tensor`."""
 
-    tensor: Tensor
+    tensor: Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor | None:
         """Return the tensor that was assigned last."""
         return self.tensor
 
@@ -77,6 +77,9 @@ def on_given_tensors(
         for layer, x in zip(given, states, strict=True):
             layer.tensor = arrange(x)
         out = module(states[0], **options)
+        for layer in given:
+            # A tensor that stays would be one more output of a compiled graph, with a gradient
+            layer.tensor = None
         return (out if isinstance(out, Tensor) else out[0]).reshape(q.shape)
 
     return attention
@@ -103,6 +106,8 @@ def performer(case: Case, device: torch.device) -> Attention:
 def local(case: Case, device: torch.device) -> Attention:
     """Local attention: exact in a window."""
     peer = import_peer("local_attention")
+    if case.seq_len % LOCAL_WINDOW:
+        raise UnsupportedError(f"requires a multiple of {LOCAL_WINDOW} tokens")
     attend = peer.LocalAttention(LOCAL_WINDOW, use_rotary_pos_emb=False)
     return lambda q, k, v: attend(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
@@ -128,19 +133,22 @@ def longformer(case: Case, device: torch.device) -> Attention:
 
 
 def big_bird(case: Case, device: torch.device) -> Attention:
-    """BigBird (arXiv 2007.14062): blocks of 64 see neighbours, two global and three others."""
+    """BigBird (arXiv 2007.14062): neighbours, two global and three random blocks of 64 keys."""
     peer = import_peer("transformers.models.big_bird.modeling_big_bird")
     config = _transformers_config("BigBird", case)
-    least = (5 + 2 * config.num_random_blocks) * config.block_size
-    if case.seq_len <= least:
-        raise UnsupportedError(f"requires more than {least} tokens")
+    too_few = (5 + 2 * config.num_random_blocks) * config.block_size
+    if case.seq_len <= too_few:
+        raise UnsupportedError(f"requires more than {too_few} tokens")
     ones = torch.ones(case.batch, case.seq_len, dtype=case.dtype, device=device)
     make_masks = peer.BigBirdModel.create_masks_for_block_sparse_attn
     blocked, band, from_mask, to_mask = make_masks(ones, config.block_size)
     masks = {"from_blocked_mask": blocked, "to_blocked_mask": blocked, "band_mask": band}
     masks |= {"from_mask": from_mask, "to_mask": to_mask}
-    module = peer.BigBirdBlockSparseAttention(config)
-    return on_given_tensors(module, ("query", "key", "value"), case, device, **masks)
+    # Every call draws its random blocks from the same seed, on the CPU
+    module = peer.BigBirdBlockSparseAttention(config, seed=0)
+    attend = on_given_tensors(module, ("query", "key", "value"), case, device, **masks)
+    module.train()  # otherwise, all random blocks are the first block; it has no dropout
+    return attend
 
 
 def reformer(case: Case, device: torch.device) -> Attention:
@@ -205,6 +213,8 @@ EAGER: dict[str, Make] = {
 COMPILED: dict[str, Make] = {
     f"{name}, compiled": partial(compiled, make) for name, make in EAGER.items()
 }
+CAPTURABLE = tuple(name for name in EAGER if name not in ("BigBird", "Reformer"))
+"""Approximations that compile to one graph. The others draw random numbers outside of PyTorch."""
 APPROXIMATE: dict[str, Make] = {**EAGER, **COMPILED, CAUSAL: fla_linear}
 """All contenders by name."""
 

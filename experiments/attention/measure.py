@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 
 from evaluation.results import Row
-from experiments.attention.approximate import APPROXIMATE
+from experiments.attention.approximate import APPROXIMATE, COMPILED
 from experiments.attention.cases import (
     Attention,
     Case,
@@ -145,16 +145,20 @@ def _measure(name: str, case: Case, tensors: Tensors, expected: Answer, runs: in
     except UnsupportedError as reason:
         row["status"] = f"not supported: {reason}"
     except (AssertionError, NotImplementedError, RuntimeError) as error:
-        if name.startswith("ours") or not is_refusal(error):
+        if name.startswith("ours") or not is_refusal(name, error):
             raise
         reason = str(error).strip() or type(error).__name__
         row["status"] = f"not supported: {reason.splitlines()[-1]}"
     return row
 
 
-def is_refusal(error: Exception) -> bool:
-    """Whether a peer, its backend or the compiler refuses the case, rather than fails."""
-    known = isinstance(error, (AssertionError, NotImplementedError, TorchDynamoException))
+def is_refusal(name: str, error: Exception) -> bool:
+    """Whether a peer refuses the case, rather than fails: by an assertion, or for its backend.
+
+    A compiled approximation may also be refused by the compiler.
+    """
+    known = isinstance(error, (AssertionError, NotImplementedError))
+    known = known or (name in COMPILED and isinstance(error, TorchDynamoException))
     return known or "BACKEND='FLASH'" in str(error)
 
 

@@ -40,13 +40,13 @@ def versions(packages: Sequence[str] = ("flash-attn-4",)) -> dict[str, str | Non
     """Versions of cuDNN and of the `packages` behind the peers; None if missing."""
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     numbers = None if cudnn is None else (cudnn // 10_000, cudnn // 100 % 100, cudnn % 100)
-    found: dict[str, str | None] = {"cuDNN": numbers and ".".join(map(str, numbers))}
+    result: dict[str, str | None] = {"cuDNN": numbers and ".".join(map(str, numbers))}
     for name in packages:
         try:
-            found[name] = metadata.version(name)
+            result[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            result[name] = None
+    return result
 
 
 def heads_first(attend: Callable[..., Tensor]) -> Attention:

@@ -301,13 +301,11 @@ def approximate_table(result: Row) -> str:
     for row in sorted(result["rows"], key=lambda row: row["seq_len"]):
         name = approximate_name(row)
         line = lines.setdefault(name, {"forward and backward, ms": name})
-        time = f"{row['both_ms']:,.2f}" if row["status"] == "ok" else SHORT[row["status"][:3]]
-        line[f"{row['seq_len']:,}"] = time
+        if row["status"] == "ok":
+            line[f"{row['seq_len']:,}"] = f"{row['both_ms']:,.2f}"
+        elif not row["status"].startswith("not supported"):
+            line[f"{row['seq_len']:,}"] = "OOM" if row["status"] == "out of memory" else "wrong"
     return dict_table(lines.values(), "-")
-
-
-SHORT = {"out": "OOM", "not": "-", "wro": "not finite"}
-"""Cells of results without a time, by the start of their status."""
 
 
 def approximate_verdict_table(result: Row) -> str:

@@ -137,7 +137,9 @@ def test_summary_over_seeds_and_documents():
 def test_command(source, tmp_path, monkeypatch, capsys):
     reasons = "The jury found for Acme on all counts after a long trial. " * 30
     results = {"affirmed": "The judgment is affirmed.", "reversed": "We reverse the judgment."}
-    texts = [reasons + results[name] for name in ("affirmed", "reversed") for _ in range(12)]
+    names = ["affirmed", "reversed"] * 12
+    texts = [f"Roe is the {i}th to sue. {reasons}{results[x]}" for i, x in enumerate(names)]
+    texts.append(texts[0])  # counts once
     documents = [{"source": long_documents.SOURCE, "text": text} for text in texts]
     documents += [{"source": "novels", "text": "Call me"}, {"text": "It is"}]
     file = tmp_path / "text.jsonl"
@@ -148,12 +150,14 @@ def test_command(source, tmp_path, monkeypatch, capsys):
     assert kept == ["Call me", "It is"]
 
     tokenizer = SimpleNamespace(encode=lambda text: [ord(c) % 60 for c in text])
-    run = SimpleNamespace(model=source, tokenizer=tokenizer)
+    data = SimpleNamespace(path="out/data/text")
+    run = SimpleNamespace(model=source, tokenizer=tokenizer, config=SimpleNamespace(data=data))
     monkeypatch.setattr(long_documents, "open_run", lambda folder: run)
     out = tmp_path / "result.json"
     options = ["--text", str(file), "--init", "run", "--out", str(out), "--lengths", "16", "32"]
     long_documents.main([*options, "--seeds", "1", "--folds", "2", "--epochs", "1"])
     result = json.loads(out.read_text())
+    assert (result["init"], result["pretrained_on"]) == ("run", "out/data/text")
     assert sum(result["labels"]) == 12 and len(result["labels"]) == 24
     assert {(row["name"], row["length"]) for row in result["rows"]} == {
         (name, length) for name in (MODEL, WORDS, COUNT) for length in (16, 32)

@@ -84,6 +84,17 @@ def test_one_paper_alone_does_not_reveal_the_label(papers):
         assert of[0] == of[1]
 
 
+def test_the_order_of_names_does_not_reveal_the_label(papers):
+    shares = []
+    for seed in range(40):
+        in_order = {0: [], 1: []}
+        for label, first, second in balanced_pairs(papers, seed):
+            in_order[label].append(first.name < second.name)
+        shares.append([sum(x) / len(x) for x in in_order.values()])
+    without, sharing = (sum(x) / len(x) for x in zip(*shares, strict=True))
+    assert without == pytest.approx(0.5, abs=0.1) and sharing == pytest.approx(0.5, abs=0.1)
+
+
 def test_pairs_depend_on_the_seed_but_not_on_the_order(papers):
     pairs = balanced_pairs(papers, seed=0)
     assert balanced_pairs(papers[::-1], seed=0) == pairs != balanced_pairs(papers, seed=1)

@@ -169,5 +169,6 @@ def test_abbreviations_do_not_end_sentences():
     assert result is not None and result.text == (CAPTION + REASONS).strip()
 
 
-def test_an_empty_text_has_no_label():
-    assert label_opinion("") is None
+@pytest.mark.parametrize("text", ["", "AFFIRMED.", CAPTION + "The judgment is affirmed."])
+def test_a_text_that_is_empty_without_its_result_has_no_label(text):
+    assert label_opinion(text) is None

@@ -1,17 +1,17 @@
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from experiments.attention import approximate, measure
 from experiments.attention.approximate import (
-    APPROXIMATE,
-    CAUSAL,
     EAGER,
     SETTINGS,
     TENSORS,
     bfloat16_autocast,
+    on_given_tensors,
 )
 from experiments.attention.cases import Case, Tensors, UnsupportedError, make_tensors
 from experiments.attention.measure import measure_case
@@ -135,6 +135,7 @@ def test_each_head_attends_to_its_own_keys_and_values(name, dtype):
     [
         ("Longformer", 128, "requires a multiple of 512 tokens"),
         ("BigBird", 704, "requires more than 704 tokens"),
+        ("Local", 576, "requires a multiple of 128 tokens"),
     ],
 )
 def test_a_length_that_an_approximation_cannot_take_is_reported(name, seq_len, reason):
@@ -159,9 +160,28 @@ def test_an_approximation_may_differ_but_must_be_finite(monkeypatch):
     assert row["status"].startswith("wrong: error nan of out")
 
 
-def test_compiled_contenders_are_named_after_what_they_compile():
-    assert {name.removesuffix(", compiled") for name in APPROXIMATE} == {*EAGER, CAUSAL}
-    assert all(approximate.COMPILED[f"{name}, compiled"].args == (EAGER[name],) for name in EAGER)
+def test_bigbird_sees_neighbours_two_global_blocks_and_random_ones():
+    case = replace(case_of(1024), batch=1)
+    q, k, v, _ = make_tensors(case, CPU)
+    out = EAGER["BigBird"](case, CPU)(q, k, v)
+    seen = []
+    for block in range(2, 14):
+        (dv,) = torch.autograd.grad(out[0, 64 * block, 1].sum(), v, retain_graph=True)
+        blocks = dv[0, :, 1].abs().sum(1).view(16, 64).sum(1).nonzero()[:, 0].tolist()
+        assert {0, block - 1, block, block + 1, 15} <= {*blocks} and len(blocks) <= 8
+        seen.append(tuple(blocks))
+    assert sum(map(len, seen)) > 12 * 6  # of three random blocks, few are among the others
+
+
+def test_replaced_layers_keep_no_tensor():
+    # In a compiled graph it would be one more output, with a gradient of its own
+    module = torch.nn.Module()
+    module.forward = lambda x: module.q(x) + module.k(x) + module.v(x)
+    case = case_of(8)
+    attention = on_given_tensors(module, ("q", "k", "v"), case, CPU)
+    q, k, v, _ = make_tensors(case, CPU)
+    assert attention(q, k, v).equal(q + k + v)
+    assert [getattr(module, name).tensor for name in "qkv"] == [None] * 3
 
 
 @pytest.mark.gpu
@@ -173,7 +193,9 @@ def test_linear_attention_of_fla():
     q, k, v = (x.double().transpose(1, 2) for x in tensors[:3])
     weights = (q @ k.mT / 8).tril()
     out = (weights @ v / weights.sum(-1, keepdim=True)).transpose(1, 2)
-    assert relative_error(results[0], out) < 0.05
+    expected = out, *torch.autograd.grad(out, tensors[:3], tensors.dout.double())
+    for result, exact_result in zip(results, expected, strict=True):
+        assert relative_error(result, exact_result) < 0.05
 
 
 def row_of(name, both_ms, seq_len=1024, mask="dense", **options):

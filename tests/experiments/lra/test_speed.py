@@ -6,9 +6,18 @@ import pytest
 import torch
 
 from experiments.lra import speed
-from experiments.lra.speed import add_speedups, logit_difference, measure, timed_tasks
+from experiments.lra.speed import (
+    ApproximateAttention,
+    add_speedups,
+    logit_difference,
+    measure,
+    timed_tasks,
+)
 from experiments.lra.tables import approximate_speed_table
 from experiments.lra.tasks import ATTENTIONS
+from kernels import flash_attention
+from model.attention import SelfAttention
+from model.block_config import BlockConfig
 from tests.experiments.tiny_lra import CONTEXT, TINY, make_tasks
 
 CPU = torch.device("cpu")
@@ -51,6 +60,21 @@ def test_approximations_are_timed_in_the_same_model(tmp_path, capsys):
     assert "| standard attention | 1.00x | 1.00x |" in lines and len(lines) == 2 + 5
 
 
+def test_layers_around_an_approximation_are_those_of_the_model():
+    config = BlockConfig(n_layer=1, n_head=2, n_embd=32)
+    torch.manual_seed(0)
+    inner = SelfAttention(config, 0, causal=False)
+    x = torch.randn(3, 20, 32)
+    results = []
+    for attention in (inner, ApproximateAttention(inner, flash_attention)):
+        branch, bias = attention(x, kv_lengths=None)
+        (branch + bias).square().sum().backward()
+        results.append([branch, *(p.grad for p in inner.parameters())])
+        inner.zero_grad()
+    for expected, result in zip(*results, strict=True):
+        assert torch.allclose(result, expected, atol=1e-5)
+
+
 def test_fused_attention_is_not_timed_as_standard(tmp_path):
     make_tasks(tmp_path, "listops")
     (timed,) = timed_tasks(["listops"], tmp_path, [*TINY, "run.compile=true"]).items()
@@ -64,9 +88,10 @@ def test_steps_are_timed_as_graphs_too(tmp_path):
     overrides = [*TINY, "run.device=cuda", "run.dtype=bfloat16", "run.compile=true"]
     (timed,) = timed_tasks(["listops"], tmp_path, overrides).items()
     device = torch.device("cuda", torch.cuda.current_device())
-    (rows,) = measure(*timed, device, steps=3, repeats=2)
+    (rows,) = measure(*timed, device, ("Linformer", "Performer"), steps=3, repeats=2)
+    names = [*ATTENTIONS, "Linformer", "Performer"]
     assert [(row["captured"], row["attention"]) for row in rows] == [
-        (captured, attention) for captured in (False, True) for attention in ATTENTIONS
+        (captured, attention) for captured in (False, True) for attention in names
     ]
     means = {}
     add_speedups(rows, means)

@@ -1,3 +1,4 @@
+import copy
 import json
 import zipfile
 from itertools import pairwise
@@ -14,6 +15,7 @@ from experiments.train_steps.bert_step import (
     MASK,
     PAD,
     SEP,
+    Batch,
     Trainer,
     bert_table,
     compare,
@@ -112,6 +114,20 @@ def test_training_starts_with_a_small_learning_rate_and_learns(articles, bert):
     change = (bert.bert.embeddings.word_embeddings.weight - before).abs().max().item()
     assert len(losses) == 1 and change == pytest.approx(1e-4 / 100, rel=0.1)
     assert Trainer(bert, our_loss, capture=False).train([batch] * 120)[-1] < losses[0] - 0.3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name, how in CONTENDERS.items() if how[1]])
+def test_captured_steps_have_the_losses_of_eager_ones(name, articles, bert):
+    batches = make_batches(sequences(articles, "padded"), 12, size=4)
+    batches = [Batch(*(x.cuda() for x in batch)) for batch in batches]
+    start = bert.state_dict()
+    losses = []
+    for loss_of, capture in ((our_loss, False), (torch.compile(CONTENDERS[name][0]), True)):
+        model = copy.deepcopy(bert).cuda()
+        model.load_state_dict(start)
+        losses.append(Trainer(model, loss_of, capture=capture).train(batches))
+    assert losses[1] == pytest.approx(losses[0], abs=0.02)
 
 
 def test_different_losses_give_no_speed():
