@@ -22,6 +22,10 @@ def check(args: Namespace) -> None:
     """Require exactly one of --init and --without-opinions."""
     if (args.init is None) == (args.without_opinions is None):
         raise ValueError("pass either --init RUN or --without-opinions FILE")
+    for name, least in (("lengths", 1), ("seeds", 1), ("folds", 2), ("epochs", 1)):
+        value = getattr(args, name)
+        if min(value if isinstance(value, list) else [value]) < least:
+            raise ValueError(f"--{name}={value} must be at least {least}")
 
 
 command = Command(__name__)  # small models can be fine-tuned on a CPU
@@ -39,7 +43,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -48,7 +52,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from data.files import write_atomically
+from data.files import parse_json, write_atomically
 from data.text.opinions import label_opinion
 from data.text.readers import open_file
 from evaluation.markdown import dict_table
@@ -60,7 +64,9 @@ from experiments.style import OURS
 from model.block import INIT_STD
 from model.extend import extend_positions
 from model.gpt import GPT
+from training.config import AdamWConfig
 from training.numerics import autocast
+from training.optim import learning_rate, make_optimizer, set_learning_rate
 
 SOURCE = "us-appellate-opinions"
 ROW = 65_536  # tokens of the documents in one row, at most
@@ -74,7 +80,7 @@ def read_documents(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """Yield the objects of JSON lines."""
     for path in paths:
         with open_file(path) as (file, _):
-            yield from map(json.loads, file)
+            yield from map(parse_json, file)
 
 
 class GPTClassifier(nn.Module):
@@ -101,12 +107,18 @@ class GPTClassifier(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, documents: Sequence[Tensor]) -> Tensor:
-        """Compute logits (n, 2) of documents, (T,) int64 each, that fit into one row."""
-        lengths = torch.tensor([len(x) for x in documents], device=documents[0].device)
+        """Compute logits (n, 2) fp32 of documents, (T,) int64 each, that fit into one row.
+
+        In bfloat16 on a GPU.
+        """
+        device = documents[0].device
+        lengths = torch.tensor([len(x) for x in documents])  # on the CPU: nothing waits for a GPU
         starts = lengths.cumsum(0) - lengths
-        doc_start = starts.repeat_interleave(lengths).int()[None]
-        states = self.gpt.hidden(torch.cat(list(documents))[None], doc_start=doc_start)
-        return self.head(states[0, starts + lengths - 1])
+        doc_start = starts.repeat_interleave(lengths).int()[None].to(device)
+        last = (starts + lengths - 1).to(device)
+        with autocast("bfloat16" if device.type == "cuda" else "float32", device):
+            states = self.gpt.hidden(torch.cat(list(documents))[None], doc_start=doc_start)
+            return self.head(states[0, last]).float()
 
 
 def rows_of(documents: Sequence[Tensor], order: Sequence[int]) -> Iterator[list[int]]:
@@ -127,24 +139,20 @@ def fine_tune(
 ) -> None:  # fmt: skip
     """Train on the documents with these indices, in batches in random order."""
     generator = torch.Generator().manual_seed(seed)
-    device = labels.device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=device.type == "cuda")
     n_steps = epochs * -(-len(indices) // BATCH)
-    step = 0
+    config = AdamWConfig(max_steps=n_steps, lr=LR, warmup_steps=int(WARM_UP * n_steps))
+    optimizer = make_optimizer(model, config)
+    steps = count()
     for _ in range(epochs):
         shuffled = [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
         for first in range(0, len(shuffled), BATCH):
             batch = shuffled[first : first + BATCH]
-            step += 1
-            warm_up = step / max(1.0, WARM_UP * n_steps)
-            decay = (n_steps - step + 1) / max(1.0, (1 - WARM_UP) * n_steps)
-            optimizer.param_groups[0]["lr"] = LR * min(1.0, warm_up, decay)
+            set_learning_rate(optimizer, learning_rate(next(steps), config))
             for row in rows_of(documents, batch):
-                with autocast("bfloat16" if device.type == "cuda" else "float32", device):
-                    logits = model([documents[i] for i in row]).float()
+                logits = model([documents[i] for i in row])
                 loss = F.cross_entropy(logits, labels[row], reduction="sum") / len(batch)
                 loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -152,12 +160,10 @@ def fine_tune(
 @torch.no_grad()
 def score(model: GPTClassifier, documents: Sequence[Tensor], indices: Sequence[int]) -> list[float]:
     """Log-odds of an affirmed judgment of the documents with these indices."""
-    device = documents[0].device
     model.eval()
     scores: list[float] = []
     for row in rows_of(documents, indices):
-        with autocast("bfloat16" if device.type == "cuda" else "float32", device):
-            logits = model([documents[i] for i in row]).float()
+        logits = model([documents[i] for i in row])
         scores += (logits[:, 1] - logits[:, 0]).tolist()
     return scores
 
@@ -211,8 +217,8 @@ def measure_baselines(
     ids = [document[:length].tolist() for document in documents]
     terms: Any = words_and_pairs
     words = TfidfVectorizer(analyzer=terms, min_df=4, sublinear_tf=True)
-    count = FunctionTransformer(lambda rows: np.log([[len(x)] for x in rows]))
-    for name, features in ((WORDS, words), (COUNT, count)):
+    n_tokens = FunctionTransformer(lambda rows: np.log([[len(x)] for x in rows]))
+    for name, features in ((WORDS, words), (COUNT, n_tokens)):
         scores = np.zeros(len(labels))
         for train, test in folds_of(labels, folds):
             regression = GridSearchCV(

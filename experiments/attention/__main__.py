@@ -272,10 +272,10 @@ def main(args: Namespace) -> None:
         has_times = any(row["status"] == "ok" for row in result["rows"])
         return preset.draw(result["rows"]) if preset.draw and has_times else None
 
-    packages = [PACKAGES] if args.preset == "approximate" else []
+    packages = PACKAGES if args.preset == "approximate" else ("flash-attn-4",)
     rows = measure_rows(
         args, preset.stages(args), lambda result: preset.text(result["rows"]), preset.relate,
-        draw=draw, preset=args.preset, versions=versions(*packages),
+        draw=draw, preset=args.preset, versions=versions(packages),
     )  # fmt: skip
     if wrong := [row for row in rows if row["status"].startswith("wrong")]:
         raise SystemExit(f"{len(wrong)} of {len(rows)} results are wrong and were not timed")

@@ -36,7 +36,7 @@ TUTORIAL = "Triton tutorial"
 PORTABLE = "ours, portable"  # the kernels for GPUs other than Hopper
 
 
-def versions(packages: Sequence[str] = ("flash-attn-4",)) -> dict[str, str | None]:
+def versions(packages: Sequence[str]) -> dict[str, str | None]:
     """Versions of cuDNN and of the `packages` behind the peers; None if missing."""
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     numbers = None if cudnn is None else (cudnn // 10_000, cudnn // 100 % 100, cudnn % 100)

@@ -45,7 +45,7 @@ def random_documents(*lengths):
 def test_documents_in_a_row_do_not_see_each_other(source):
     model = GPTClassifier(source, 32).eval()
     torch.nn.init.normal_(model.head.weight)
-    documents = random_documents(7, 1, 32, 16)
+    documents = random_documents(7, 1, 32, 16)  # 56 tokens
     together = model(documents)
     alone = torch.cat([model([document]) for document in documents])
     assert together.shape == (4, 2)
@@ -167,8 +167,19 @@ def test_command(source, tmp_path, monkeypatch, capsys):
     assert "| fine-tuned GPT | 32 | 1 |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("options", [{}, {"init": "run", "without_opinions": "file"}])
-def test_one_of_both_tasks_must_be_chosen(options):
-    args = Namespace(**{"init": None, "without_opinions": None, **options})
-    with pytest.raises(ValueError, match="pass either --init RUN or --without-opinions FILE"):
+SIZES = {"lengths": [512], "seeds": 1, "folds": 2, "epochs": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "pass either --init RUN or --without-opinions FILE"),
+        ({"init": "run", "without_opinions": "file"}, "pass either --init RUN"),
+        ({"init": "run", "lengths": [512, 0]}, r"--lengths=\[512, 0\] must be at least 1"),
+        ({"init": "run", "folds": 1}, "--folds=1 must be at least 2"),
+    ],
+)
+def test_invalid_options(options, problem):
+    args = Namespace(**{"init": None, "without_opinions": None, **SIZES, **options})
+    with pytest.raises(ValueError, match=problem):
         long_documents.check(args)
