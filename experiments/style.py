@@ -20,6 +20,10 @@ PEERS = {
     "Hugging Face, eager": PLAIN,
     "Hugging Face, sdpa": "#009E73",
     "Hugging Face, compiled": "#CC79A7",
+    "transformers, eager": PLAIN,
+    "transformers, compiled": "#009E73",
+    "transformers, compiled, logits of masked tokens": "#7FCDB5",
+    "ModernBERT-large, compiled": "#CC79A7",
 }
 
 

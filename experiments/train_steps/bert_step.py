@@ -17,11 +17,11 @@ from pathlib import Path
 
 from experiments.harness import Command, measure_rows
 
-CASES = ("padded", "full")
+CASES = {"padded": "articles, padded", "full": "no padding"}
 
 command = Command(__name__, on_gpu=True)
 command.add("--text", type=Path, required=True, metavar="WHEEL")
-command.add("--cases", nargs="+", choices=CASES, default=CASES)
+command.add("--cases", nargs="+", choices=CASES, default=[*CASES])
 command.add("--steps", type=int, default=200, help="steps whose losses are compared")
 command.add("--rounds", type=int, default=10, help="timings of each contender, of four steps")
 command.read(out="docs/results/bert_step.json", resume=True)
@@ -36,12 +36,14 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from evaluation.markdown import dict_table
 from evaluation.results import Row
 from experiments.reports import display_name
 from experiments.timing import reset_compiler_and_memory, spread, wall_seconds
+from experiments.train_steps.tables import speed_bars
 from kernels import flash_attention
 from kernels.fused.gelu_mlp import gelu_mlp
 from kernels.fused.layer_norm import add_layer_norm
@@ -59,6 +61,7 @@ LAST = 50  # steps whose mean loss is compared
 LOSS_TOLERANCE = 0.02  # nats
 ROUND = 8  # numbers of tokens of all batches are rounded up to a multiple
 BASE, COMPILED = "transformers, eager", "transformers, compiled"
+BEST = f"{COMPILED}, logits of masked tokens"  # of transformers' forward passes
 # BERT-large; dropout is off and GELU in its tanh form, to compare losses
 LARGE: dict[str, Any] = {
     "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
@@ -244,7 +247,7 @@ Loss = Callable[[Any, Batch], Tensor]
 CONTENDERS: dict[str, tuple[Loss, bool]] = {  # loss; whether it is compiled and captured
     BASE: (their_loss, False),
     COMPILED: (their_loss, True),
-    f"{COMPILED}, logits of masked tokens": (their_masked_loss, True),
+    BEST: (their_masked_loss, True),
     "ours": (our_loss, True),
 }
 
@@ -367,6 +370,14 @@ def bert_table(result: Row) -> str:
     )
 
 
+def draw(result: Row) -> Figure:
+    """Draw tokens/s of each case, and the speedup over transformers' best."""
+    panels: dict[str, list[Row]] = {}
+    for row in result["rows"]:
+        panels.setdefault(CASES[row["case"]], []).append(row)
+    return speed_bars(panels, BEST, display_name(BEST))
+
+
 @command.main
 def main(args: Namespace) -> None:
     """Measure each case in its own stage."""
@@ -375,4 +386,5 @@ def main(args: Namespace) -> None:
     articles = encode(read_articles(args.text))
     stages = [partial(benchmark, c, articles, args.steps, args.rounds) for c in args.cases]
     sizes = {"sequences": SEQUENCES, "length": LENGTH, "steps": args.steps}
-    measure_rows(args, stages, bert_table, transformers=transformers.__version__, **sizes)
+    versions = {"transformers": transformers.__version__}
+    measure_rows(args, stages, bert_table, draw=draw, **versions, **sizes)

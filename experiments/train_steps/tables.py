@@ -1,5 +1,7 @@
 """Tables and pictures of training steps in README.md and docs."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -139,26 +141,32 @@ def losses(run: Row) -> np.ndarray:
 
 def draw_speed(result: Row) -> Figure:
     """Draw tokens/s and the speedup over nanoGPT, a panel per model and context."""
-    rows = result["rows"]
-    shapes = list(dict.fromkeys(map(_shape, rows)))
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    figure = Figure(figsize=(3 + 2 * len(shapes), 0.9 + 0.4 * len(names)), layout="constrained")
-    panels = figure.subplots(1, len(shapes), sharey=True, squeeze=False)[0]
-    for axes, shape in zip(panels, shapes, strict=True):
-        speeds = {row["name"]: row["tokens_per_s"] for row in rows if _shape(row) == shape}
-        base = speeds.get("nanoGPT, cuDNN")
+    panels: dict[str, list[Row]] = {}
+    for row in result["rows"]:
+        panels.setdefault(f"{row['size']}, context {row['context_length']:,}", []).append(row)
+    return speed_bars(panels, "nanoGPT, cuDNN", "nanoGPT on cuDNN attention")
+
+
+def speed_bars(panels: Mapping[str, list[Row]], base: str, base_title: str) -> Figure:
+    """Draw tokens/s of rows, and their speedup over the one that is called `base`."""
+    names = list(dict.fromkeys(row["name"] for rows in panels.values() for row in rows))
+    figure = Figure(figsize=(3 + 2 * len(panels), 0.9 + 0.4 * len(names)), layout="constrained")
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (title, rows) in zip(grid, panels.items(), strict=True):
+        speeds = {row["name"]: row["tokens_per_s"] for row in rows}
+        of_base = speeds.get(base)
         for name, speed in speeds.items():
             color = PEERS.get(name, OURS)
             bars = axes.barh(names.index(name), speed / 1e3, 0.75, color=color)
-            text = f"{speed / 1e3:.0f}" + (f", {speed / base:.2f}x" if base else "")
+            text = f"{speed / 1e3:.0f}" + (f", {speed / of_base:.2f}x" if of_base else "")
             axes.bar_label(bars, [text], padding=3, fontsize=9)
-        axes.set_title(f"{shape[0]}, context {shape[1]:,}", size=10)
+        axes.set_title(title, size=10)
         axes.margins(x=0.5)
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.spines[["right", "top"]].set_visible(False)
-    panels[0].set_yticks(range(len(names)), map(display_name, names))
-    panels[0].invert_yaxis()
-    figure.supxlabel("thousand tokens/s, and speedup over nanoGPT on cuDNN attention", size=10)
+    grid[0].set_yticks(range(len(names)), map(display_name, names))
+    grid[0].invert_yaxis()
+    figure.supxlabel(f"thousand tokens/s, and speedup over {base_title}", size=10)
     return figure
 
 

@@ -19,6 +19,7 @@ from experiments.train_steps.bert_step import (
     Trainer,
     bert_table,
     compare,
+    draw,
     encode,
     make_batches,
     our_loss,
@@ -152,7 +153,7 @@ def test_articles_are_read_from_the_wheel(tmp_path):
         read_articles(wheel)
 
 
-def test_table_of_bert():
+def test_table_and_picture_of_bert():
     def row(name, speed, **losses):
         same = {"case": "full", "peak_gib": 9.0}
         return {**same, "name": name, "tokens_per_s": speed, **losses}
@@ -167,3 +168,7 @@ def test_table_of_bert():
     lines = bert_table({"rows": rows}).splitlines()
     assert "| full | Papilio | 300 | 1.50 | 9.0 GiB | 7.000 | +0.0010 |" in lines
     assert "| full | ModernBERT-large, compiled | 250 | 1.25 | 9.0 GiB | - | - |" in lines
+    best = row(bert_step.BEST, 200.0) | {"case": "padded"}
+    without, padded = draw({"rows": [*rows, best]}).axes
+    assert [text.get_text() for text in without.texts] == ["0", "0", "0", "0"]
+    assert [text.get_text() for text in padded.texts] == ["0, 1.00x"]
