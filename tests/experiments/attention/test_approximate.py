@@ -186,7 +186,8 @@ def test_replaced_layers_keep_no_tensor():
 
 @pytest.mark.gpu
 def test_linear_attention_of_fla():
-    case = Case(2, 192, 2, 64, causal=True)
+    # In float32, because the gradient of q is a small difference of large terms
+    case = Case(2, 192, 2, 64, torch.float32, causal=True)
     # Positive queries and keys, because its weights are divided by their sums
     tensors = Tensors(*(x.detach().abs().requires_grad_() for x in make_tensors(case)))
     results = passes(approximate.fla_linear(case, tensors.q.device), tensors)
@@ -195,7 +196,7 @@ def test_linear_attention_of_fla():
     out = (weights @ v / weights.sum(-1, keepdim=True)).transpose(1, 2)
     expected = out, *torch.autograd.grad(out, tensors[:3], tensors.dout.double())
     for result, exact_result in zip(results, expected, strict=True):
-        assert relative_error(result, exact_result) < 0.05
+        assert relative_error(result, exact_result) < 0.02
 
 
 def row_of(name, both_ms, seq_len=1024, mask="dense", **options):

@@ -65,6 +65,7 @@ def gradients(loss, model):
 def test_all_contenders_have_the_same_loss_and_gradients(name, case, articles, bert):
     (batch,) = make_batches(sequences(articles, case), 1, size=3)
     assert (len(batch.row) < 3 * LENGTH) == (case == "padded")
+    bert_step.set_attention(bert, case)
     expected = CONTENDERS[bert_step.BASE][0](bert, batch)
     loss = CONTENDERS[name][0](bert, batch)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
@@ -72,6 +73,24 @@ def test_all_contenders_have_the_same_loss_and_gradients(name, case, articles, b
     assert ours.keys() == theirs.keys()
     for parameter, grad in theirs.items():
         assert torch.allclose(ours[parameter], grad, atol=1e-6, rtol=1e-4), parameter
+
+
+def test_without_padding_transformers_makes_no_mask(articles, bert, monkeypatch):
+    (batch,) = make_batches(sequences(articles, "full"), 1, size=3)
+    bert_step.set_attention(bert, "full")
+    masks = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def seen(*args, attn_mask=None, **options):
+        masks.append(attn_mask)
+        return attend(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seen)
+    # What older versions of transformers answer in a compiled model
+    unskipped = "transformers.masking_utils._ignore_bidirectional_mask_sdpa"
+    monkeypatch.setattr(unskipped, lambda *args, **options: False)
+    CONTENDERS[bert_step.COMPILED][0](bert, batch)
+    assert masks == [None] * 2
 
 
 def test_padding_does_not_change_papilios_loss(articles, bert):
