@@ -8,8 +8,9 @@ and other sentences with the result (data/text/opinions.py): those of TEXT, JSON
 and `source`, whose source is us-appellate-opinions. The first command writes all other documents,
 to pretrain RUN on. The second fine-tunes RUN on the first 512 to 16,384 tokens of each document,
 from its last state, in folds: each document is scored once per seed, by a model that was trained on
-others. Positions are extended to the longer context. Baselines are a bag of words of the same
-tokens, the number of tokens alone, and the most frequent label.
+others, of which an eighth chooses the epoch. Positions are extended to the longer context.
+Baselines are a bag of words of the same tokens, the number of tokens alone, and the most frequent
+label.
 """
 
 from argparse import Namespace
@@ -36,10 +37,11 @@ add("--without-opinions", type=Path, metavar="FILE", help="write all other docum
 add("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16_384])
 add("--seeds", type=int, default=3)
 add("--folds", type=int, default=5)
-add("--epochs", type=int, default=4)
+add("--epochs", type=int, default=3)
 command.read(out="docs/results/long_documents.json", resume=True, check=check)
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -71,6 +73,7 @@ from training.optim import learning_rate, make_optimizer, set_learning_rate
 SOURCE = "us-appellate-opinions"
 ROW = 65_536  # tokens of the documents in one row, at most
 BATCH = 16  # documents
+VALIDATION = 1 / 8  # share of the training documents, to choose the epoch
 LR, WARM_UP = 5e-5, 0.1  # share of the steps
 RESAMPLES = 2000
 MODEL, WORDS, COUNT = "fine-tuned GPT", "bag of words", "number of tokens"
@@ -136,14 +139,15 @@ def rows_of(documents: Sequence[Tensor], order: Sequence[int]) -> Iterator[list[
 def fine_tune(
     model: GPTClassifier, documents: Sequence[Tensor], labels: Tensor, indices: Sequence[int],
     *, epochs: int, seed: int,
-) -> None:  # fmt: skip
-    """Train on the documents with these indices, in batches in random order."""
+) -> Iterator[None]:  # fmt: skip
+    """Train on the documents with these indices, in batches in random order; yield every epoch."""
     generator = torch.Generator().manual_seed(seed)
     n_steps = epochs * -(-len(indices) // BATCH)
     config = AdamWConfig(max_steps=n_steps, lr=LR, warmup_steps=int(WARM_UP * n_steps))
     optimizer = make_optimizer(model, config)
     steps = count()
     for _ in range(epochs):
+        model.train()
         shuffled = [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
         for first in range(0, len(shuffled), BATCH):
             batch = shuffled[first : first + BATCH]
@@ -155,6 +159,7 @@ def fine_tune(
             nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        yield
 
 
 @torch.no_grad()
@@ -184,16 +189,29 @@ def measure_model(
     seed: int,
     args: Namespace,
 ) -> Iterator[list[Row]]:
-    """Yield a row with the score of each document, by a model that was not trained on it."""
+    """Yield a row with the score of each document, by a model that was not trained on it.
+
+    Scores are those of the epoch with the lowest loss on validation documents.
+    """
+    from sklearn.model_selection import train_test_split
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     cut = [document[:length].to(device) for document in documents]
     targets = torch.tensor(labels, dtype=torch.int64, device=device)
     scores = np.zeros(len(labels))
-    for train, test in folds_of(labels, args.folds):
+    for others, test in folds_of(labels, args.folds):
+        kinds = [labels[i] for i in others]
+        split: Any = train_test_split(
+            others, test_size=VALIDATION, stratify=kinds, random_state=seed
+        )
+        train, val = split
         torch.manual_seed(seed)
-        model = GPTClassifier(source, length).to(device).train()
-        fine_tune(model, cut, targets, train, epochs=args.epochs, seed=seed)
-        scores[test] = score(model, cut, test)
+        model, least = GPTClassifier(source, length).to(device), math.inf
+        for _ in fine_tune(model, cut, targets, train, epochs=args.epochs, seed=seed):
+            log_odds = torch.tensor(score(model, cut, val), device=device)
+            wrong = F.binary_cross_entropy_with_logits(log_odds, targets[val].float()).item()
+            if not wrong > least:  # also where it is NaN
+                least, scores[test] = wrong, score(model, cut, test)
     accuracy = ((scores > 0) == np.array(labels)).mean()
     print(f"{length:,} tokens, seed {seed}: {accuracy:.1%}", flush=True)
     yield [{"name": MODEL, "length": length, "seed": seed, "scores": scores.tolist()}]
@@ -223,7 +241,7 @@ def measure_baselines(
         for train, test in folds_of(labels, folds):
             regression = GridSearchCV(
                 LogisticRegression(max_iter=1000), {"C": [0.01, 0.1, 1.0, 10.0, 100.0]},
-                scoring="roc_auc", cv=3, n_jobs=-1,
+                scoring="roc_auc", cv=3,
             )  # fmt: skip
             model = make_pipeline(features, regression)
             model.fit([ids[i] for i in train], [labels[i] for i in train])

@@ -37,6 +37,7 @@ from experiments.table4 import by_tokens, forest
 from experiments.table4 import report as table4
 from experiments.time_to_loss import report as time_to_loss
 from experiments.train_steps import (
+    bert_step,
     first_step,
     recipe_step,
     registered_step,
@@ -95,6 +96,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "train_parts": _of(train_steps.parts_table, "train_speed"),
     "train_speed_butterfly": _of(train_steps.butterfly_table, "train_speed_butterfly"),
     "transformers_step": _of(transformers_step.step_table, "transformers_step"),
+    "bert_step": _of(bert_step.bert_table, "bert_step_padded", "bert_step_full"),
     "registered_step": _of(registered_step.registered_table, "registered_step"),
     "fits": fits.fits_table,
     "first_step": _of(first_step.first_step_table, "first_step"),
@@ -197,6 +199,7 @@ PICTURES: dict[Path, Callable[[], Figure]] = {
     RESULTS / "recipe_curves.png": _of(recipe.draw_curves, "recipe"),
     RESULTS / "recipe_first.png": _of(recipe.draw, "recipe_first"),
     RESULTS / "time_to_loss.png": _of(time_to_loss.draw, "time_to_loss"),
+    RESULTS / "bert_step.png": _of(bert_step.draw, "bert_step_padded", "bert_step_full"),
     RESULTS / "train_speed.png": _of(train_steps.draw_speed, "train_speed"),
     **{
         RESULTS / f"{name}.png": _of(

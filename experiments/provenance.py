@@ -18,7 +18,7 @@ RESULTS = (
     "pathfinder_baselines", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
     "train_speed_butterfly", "transformers_step", "registered_step", "first_step",
-    "saving", "reliability",
+    "bert_step_padded", "bert_step_full", "saving", "reliability",
     "scale", "scale_muon", "scale_context", "scale_long", "scale_longest", "scale_losses",
     "attention_peers", "attention_hopper", "attention_features", "attention_host",
     "attention_butterfly", "attention_blocks", "attention_paper", "attention_approximate",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from experiments.harness import Command, measure_rows
 
-CASES = {"padded": "articles, padded", "full": "no padding"}
+CASES = {"padded": "padded", "full": "no padding"}
 
 command = Command(__name__, on_gpu=True)
 command.add("--text", type=Path, required=True, metavar="WHEEL")
@@ -362,15 +362,16 @@ def compare(losses: list[float], expected: list[float], name: str) -> Row:
     return {"first_loss": losses[0], "last_loss": last, "difference": last - base, "largest": gap}
 
 
-def bert_table(result: Row) -> str:
+def bert_table(*results: Row) -> str:
     """Markdown table of speed and losses."""
+    rows: list[Row] = [row for result in results for row in result["rows"]]
     speeds: dict[str, list[float]] = {}  # of transformers' forward passes, by case
-    for row in result["rows"]:
+    for row in rows:
         if row["name"].startswith("transformers"):
             speeds.setdefault(row["case"], []).append(row["tokens_per_s"])
     return dict_table(
         {
-            "sequences": row["case"],
+            "sequences": CASES[row["case"]],
             "model": display_name(row["name"]),
             "tokens/s": f"{row['tokens_per_s']:,.0f}",
             "x best of transformers": f"{row['tokens_per_s'] / max(speeds[row['case']]):.2f}",
@@ -378,14 +379,14 @@ def bert_table(result: Row) -> str:
             "loss": f"{row['last_loss']:.3f}" if "last_loss" in row else "-",
             "difference": f"{row['difference']:+.4f}" if "difference" in row else "-",
         }
-        for row in result["rows"]
+        for row in rows
     )
 
 
-def draw(result: Row) -> Figure:
+def draw(*results: Row) -> Figure:
     """Draw tokens/s of each case, and the speedup over transformers' best."""
     panels: dict[str, list[Row]] = {}
-    for row in result["rows"]:
+    for row in (row for result in results for row in result["rows"]):
         panels.setdefault(CASES[row["case"]], []).append(row)
     return speed_bars(panels, BEST, display_name(BEST))
 

@@ -150,7 +150,8 @@ def draw_speed(result: Row) -> Figure:
 def speed_bars(panels: Mapping[str, list[Row]], base: str, base_title: str) -> Figure:
     """Draw tokens/s of rows, and their speedup over the one that is called `base`."""
     names = list(dict.fromkeys(row["name"] for rows in panels.values() for row in rows))
-    figure = Figure(figsize=(3 + 2 * len(panels), 0.9 + 0.4 * len(names)), layout="constrained")
+    width = 1.2 + 0.08 * max(map(len, names)) + 2.1 * len(panels)
+    figure = Figure(figsize=(width, 0.9 + 0.4 * len(names)), layout="constrained")
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, (title, rows) in zip(grid, panels.items(), strict=True):
         speeds = {row["name"]: row["tokens_per_s"] for row in rows}

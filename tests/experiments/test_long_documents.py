@@ -85,9 +85,28 @@ def test_fine_tuning_finds_a_token_far_from_the_end(source, monkeypatch):
         document[2] = 58 + label
     torch.manual_seed(0)
     model = GPTClassifier(source, 32).train()
-    fine_tune(model, documents, labels, range(48), epochs=30, seed=1)
+    assert len([*fine_tune(model, documents, labels, range(48), epochs=30, seed=1)]) == 30
     scores = torch.tensor(score(model, documents, range(48, 64)))
     assert ((scores > 0) == labels[48:].bool()).float().mean() > 0.75
+
+
+def test_scores_are_of_the_epoch_with_the_least_validation_loss(monkeypatch):
+    labels = [True] * 24 + [False] * 8
+    epochs = iter([0.1, 2.0, -1.0] * 2)  # log-odds of the true label
+    seen = []
+
+    def scores_of(model, documents, indices):
+        if len(indices) == 2:  # validation
+            seen.append(next(epochs))
+        return [seen[-1] if labels[i] else -seen[-1] for i in indices]
+
+    monkeypatch.setattr(long_documents, "GPTClassifier", lambda *args: torch.nn.Identity())
+    monkeypatch.setattr(long_documents, "fine_tune", lambda *args, **options: range(3))
+    monkeypatch.setattr(long_documents, "score", scores_of)
+    args = Namespace(folds=2, epochs=3)
+    documents = [torch.zeros(4, dtype=torch.int64)] * 32
+    (((row,),),) = [[*long_documents.measure_model(None, documents, labels, 4, 1, args)]]
+    assert row["scores"] == [2.0] * 24 + [-2.0] * 8
 
 
 def test_each_document_is_tested_once_by_a_model_that_was_not_trained_on_it():

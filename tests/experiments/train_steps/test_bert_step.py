@@ -185,9 +185,9 @@ def test_table_and_picture_of_bert():
         row("ModernBERT-large, compiled", 250.0),
     ]
     lines = bert_table({"rows": rows}).splitlines()
-    assert "| full | Papilio | 300 | 1.50 | 9.0 GiB | 7.000 | +0.0010 |" in lines
-    assert "| full | ModernBERT-large, compiled | 250 | 1.25 | 9.0 GiB | - | - |" in lines
+    assert "| no padding | Papilio | 300 | 1.50 | 9.0 GiB | 7.000 | +0.0010 |" in lines
+    assert "| no padding | ModernBERT-large, compiled | 250 | 1.25 | 9.0 GiB | - | - |" in lines
     best = row(bert_step.BEST, 200.0) | {"case": "padded"}
-    without, padded = draw({"rows": [*rows, best]}).axes
+    without, padded = draw({"rows": rows}, {"rows": [best]}).axes
     assert [text.get_text() for text in without.texts] == ["0", "0", "0", "0"]
     assert [text.get_text() for text in padded.texts] == ["0, 1.00x"]
