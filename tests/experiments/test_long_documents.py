@@ -70,6 +70,28 @@ def test_positions_are_extended(source):
         assert (config.rope_scaling, config.rope_factor) == ("linear", 2.0)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_compiled_models_have_the_gradients_of_eager_ones(positions, monkeypatch):
+    monkeypatch.setattr(long_documents, "ROW", 256)
+    source, graphs = GPT(ModelConfig(**SHAPE, positions=positions)), []
+    compiled_hidden = long_documents.compiled_hidden
+    for length, sizes in ((16, (16, 5)), (32, (32, 9, 17)), (128, (128, 3))):
+        with torch.device("cuda"):
+            model = GPTClassifier(source, length)
+        torch.nn.init.normal_(model.head.weight)
+        documents = [document.cuda() for document in random_documents(*sizes)]
+        results = []
+        for hidden in (compiled_hidden, GPT.hidden):
+            monkeypatch.setattr(long_documents, "compiled_hidden", hidden)
+            logits = model(documents)
+            grads = torch.autograd.grad(logits[:, 0].sum(), [*model.parameters()])
+            results.append(torch.cat([logits.flatten(), *(grad.flatten() for grad in grads)]))
+        assert (results[0] - results[1]).norm() < 0.02 * results[1].norm()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert positions == "rotary" or graphs[0] == graphs[-1]
+
+
 def test_rows_hold_as_many_documents_as_fit():
     documents = random_documents(30, 30, 5, 64, 1)
     assert list(rows_of(documents, [0, 1, 2, 3, 4])) == [[0, 1], [2], [3], [4]]
