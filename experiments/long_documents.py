@@ -9,8 +9,7 @@ and `source`, whose source is us-appellate-opinions. The first command writes al
 to pretrain RUN on. The second fine-tunes RUN on the first 512 to 16,384 tokens of each document,
 from its last state, in folds: each document is scored once per seed, by a model that was trained on
 others, of which an eighth chooses the epoch. Positions are extended to the longer context.
-Baselines are a bag of words of the same tokens, the number of tokens alone, and the most frequent
-label.
+Baselines are a bag of words of the same tokens, the number of tokens alone, and "always affirmed".
 """
 
 from argparse import Namespace
@@ -62,6 +61,7 @@ from evaluation.results import Row
 from evaluation.runs import open_run
 from evaluation.style import COLOURS, PLAIN
 from experiments.reports import interval_text, mean_text
+from experiments.results import Stage
 from experiments.style import OURS
 from model.block import INIT_STD
 from model.extend import extend_positions
@@ -97,7 +97,10 @@ class GPTClassifier(nn.Module):
         super().__init__()
         config, weights = source.config, source.state_dict()
         factor = max(1.0, length / config.context_length)
-        options: dict[str, Any] = {"context_length": max(ROW, length), "context_schedule": []}
+        # A row must not have more tokens than there are learned positions
+        longest = max(length, ROW if config.positions == "learned" else config.context_length)
+        options: dict[str, Any] = {"context_length": longest, "context_schedule": []}
+        options["window_grows"] = False
         if config.positions == "rotary" and factor > 1:
             scaling = "linear" if config.rope_scaling == "none" else config.rope_scaling
             options |= {"rope_scaling": scaling, "rope_factor": factor * config.rope_factor}
@@ -126,7 +129,7 @@ class GPTClassifier(nn.Module):
         hidden = compiled_hidden if on_gpu else GPT.hidden
         with autocast("bfloat16" if on_gpu else "float32", device):
             states = hidden(self.gpt, torch.cat(list(documents))[None], doc_start=doc_start)
-            return self.head(states[0, last]).float()
+        return self.head(states[0, last].float())
 
 
 def rows_of(documents: Sequence[Tensor], order: Sequence[int]) -> Iterator[list[int]]:
@@ -217,8 +220,10 @@ def measure_model(
         for _ in fine_tune(model, cut, targets, train, epochs=args.epochs, seed=seed):
             log_odds = torch.tensor(score(model, cut, val), device=device)
             wrong = F.binary_cross_entropy_with_logits(log_odds, targets[val].float()).item()
-            if not wrong > least:  # also where it is NaN
+            if wrong < least:
                 least, scores[test] = wrong, score(model, cut, test)
+        if math.isinf(least):
+            raise ValueError(f"{length:,} tokens, seed {seed}: no epoch has a finite loss")
     accuracy = ((scores > 0) == np.array(labels)).mean()
     print(f"{length:,} tokens, seed {seed}: {accuracy:.1%}", flush=True)
     yield [{"name": MODEL, "length": length, "seed": seed, "scores": scores.tolist()}]
@@ -256,22 +261,29 @@ def measure_baselines(
         yield [{"name": name, "length": length, "seed": 0, "scores": scores.tolist()}]
 
 
-def metrics(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+def metrics(
+    labels: np.ndarray, folds: np.ndarray, scores: np.ndarray, weights: np.ndarray
+) -> dict[str, np.ndarray]:
     """Micro-F1, which is the accuracy here, and area under the ROC curve, (R, S) each.
+
+    The area is the share of correctly ordered pairs, of documents that one model scored.
 
     Args:
         labels: (n,) bool.
+        folds: (n,) integers, the fold that tested each document.
         scores: (S, n), of S seeds.
         weights: (R, n) integers, how often each document counts in each of R samples.
     """
     correct = (scores > 0) == labels
     yes, no = weights[:, labels], weights[:, ~labels]
+    paired = folds[labels][:, None] == folds[~labels]
+    n_pairs = ((yes @ paired) * no).sum(1)
     areas = []
     for row in scores:
         above = row[labels][:, None] > row[~labels]
         equal = row[labels][:, None] == row[~labels]
-        won = ((yes @ (above + equal / 2)) * no).sum(1)
-        areas.append(won / np.maximum(1, yes.sum(1) * no.sum(1)))
+        won = ((yes @ ((above + equal / 2) * paired)) * no).sum(1)
+        areas.append(won / np.maximum(1, n_pairs))
     return {"micro_f1": weights @ correct.T / weights.sum(1)[:, None], "auc": np.stack(areas, 1)}
 
 
@@ -280,7 +292,7 @@ def summarize(result: Row) -> list[Row]:
 
     Intervals resample documents and seeds.
     """
-    labels = np.array(result["labels"])
+    labels, folds = np.array(result["labels"]), np.array(result["folds"])
     n = len(labels)
     scores: dict[tuple[str, int], list[list[float]]] = {}
     for row in result["rows"]:
@@ -290,11 +302,11 @@ def summarize(result: Row) -> list[Row]:
     summary, shortest = [], {}
     for (name, length), of_seeds in sorted(scores.items()):
         seeds = generator.integers(len(of_seeds), size=(RESAMPLES, len(of_seeds)))
-        everything = metrics(labels, np.array(of_seeds), np.ones((1, n), np.int64))
+        everything = metrics(labels, folds, np.array(of_seeds), np.ones((1, n), np.int64))
         means = {key: float(value.mean()) for key, value in everything.items()}
         drawn = {
             key: np.take_along_axis(value, seeds, 1).mean(1)
-            for key, value in metrics(labels, np.array(of_seeds), weights).items()
+            for key, value in metrics(labels, folds, np.array(of_seeds), weights).items()
         }
         first = shortest.setdefault(name, (means["auc"], drawn["auc"]))
         means["gain"], drawn["gain"] = means["auc"] - first[0], drawn["auc"] - first[1]
@@ -308,6 +320,8 @@ def summarize(result: Row) -> list[Row]:
 def documents_table(result: Row) -> str:
     """Markdown table of metrics by model and length, percent."""
     share = np.mean(result["labels"])
+    rows = summarize(result)
+    shortest = min(row["length"] for row in rows)
     lines = [
         {
             "model": row["name"],
@@ -315,9 +329,11 @@ def documents_table(result: Row) -> str:
             "seeds": str(row["seeds"]),
             "micro-F1": mean_text(row["micro_f1"], row["micro_f1_interval"], 100),
             "area under the curve": mean_text(row["auc"], row["auc_interval"], 100),
-            "its gain over the shortest": interval_text(row["gain_interval"], 100),
+            "its gain over the shortest": interval_text(row["gain_interval"], 100)
+            if row["length"] > shortest
+            else "-",
         }
-        for row in summarize(result)
+        for row in rows
     ]
     always = {"model": "always affirmed", "tokens": "-", "seeds": "-"}
     return dict_table([{**always, "micro-F1": f"{100 * share:.1f}"}, *lines], "-")
@@ -355,6 +371,11 @@ def main(args: Namespace) -> None:
         write_atomically(args.without_opinions, "".join(f"{line}\n" for line in lines).encode())
         return print(f"wrote {args.without_opinions}: {len(kept):,} documents")
     run = open_run(args.init)
+    if run.model.config.mask.pattern != "dense":
+        raise ValueError(
+            f"--init={args.init} has model.mask.pattern={run.model.config.mask.pattern}, but must "
+            "be dense: blocks of a mask would begin elsewhere in each document of a row"
+        )
     all_opinions = [
         opinion
         for document in read_documents(args.text)
@@ -365,12 +386,16 @@ def main(args: Namespace) -> None:
     labels = [opinion.affirmed for opinion in opinions]
     ids = [run.tokenizer.encode(opinion.text) for opinion in opinions]
     documents = [torch.tensor(x, dtype=torch.int64) for x in ids]
-    stages = [partial(measure_baselines, documents, labels, n, args.folds) for n in args.lengths]
-    stages += [
+    folds = np.zeros(len(labels), np.int64)
+    for number, (_, test) in enumerate(folds_of(labels, args.folds)):
+        folds[test] = number
+    stages: list[Stage] = [
         partial(measure_model, run.model, documents, labels, n, seed, args)
         for seed in range(1, args.seeds + 1)
         for n in args.lengths
     ]
+    stages += [partial(measure_baselines, documents, labels, n, args.folds) for n in args.lengths]
     tokens = [len(document) for document in documents]
     origin = {"init": args.init.name, "pretrained_on": run.config.data.path}
-    measure_rows(args, stages, documents_table, draw=draw, labels=labels, tokens=tokens, **origin)
+    about = {"labels": labels, "folds": folds.tolist(), "tokens": tokens, **origin}
+    measure_rows(args, stages, documents_table, draw=draw, **about)

@@ -115,7 +115,7 @@ def _is_affirmed(disposition: str) -> bool | None:
     affirms = re.search(r"\baffirm(?:ed)?\b", disposition, re.IGNORECASE) is not None
     if _OVERTURNS.search(disposition):
         # An affirmance can also end a stay
-        return None if affirms and re.search(r"\bstay", disposition) else False
+        return None if affirms and re.search(r"\bstay", disposition, re.IGNORECASE) else False
     return True if affirms and not _CHANGED.search(disposition) else None
 
 

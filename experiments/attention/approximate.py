@@ -175,7 +175,7 @@ def fla_linear(case: Case, device: torch.device) -> Attention:
 
 
 def _transformers_config(name: str, case: Case, **options: Any) -> Any:
-    """Configuration of a model of transformers in the shape of a case; dropout is off."""
+    """Configuration of a model of transformers in the shape of a case."""
     make = getattr(import_peer("transformers"), f"{name}Config")
     width = case.n_head * case.head_dim
     shape = {"hidden_size": width, "num_attention_heads": case.n_head}

@@ -6,7 +6,7 @@
 Times whole training steps of each task, with its data and configuration: batch, forward and
 backward pass, clipping, optimizer, as in train.py. Attention is standard, Papilio's dense, or its
 butterfly. All alternate in this process, once with CUDA graphs, as in training, and once
-without. The command fails if an attention's logits differ from those of standard attention.
+without. The command fails if the logits of Papilio's dense attention differ from standard ones.
 --approximate adds approximations of attention from public packages (experiments.attention). They
 save some work: they have no masks for padding and no dropout, need not be deterministic, and their
 own parameters are not trained. BigBird and the Reformer cannot be captured in a CUDA graph.

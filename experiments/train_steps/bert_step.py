@@ -5,11 +5,12 @@
 
 Masked language modelling of the openings of 10,000 Wikipedia articles (CC BY-SA 4.0), which that
 package contains. All contenders train the parameters of one BertForMaskedLM of transformers, from
-the same weights, on the same masked tokens, in bfloat16 with fused AdamW: transformers' own forward
-pass, eager and compiled; the same, but with logits of masked tokens only, as MLPerf's BERT has; and
-Papilio's kernels, without padding. All but the eager one replay CUDA graphs. The command fails if
-losses differ. Sequences of `padded` are whole articles up to a random length, padded to 512 tokens;
-those of `full` are cut from all articles in a row. ModernBERT is another model of similar size,
+the same weights, on the same masked tokens, with fused AdamW and autocast to bfloat16:
+transformers' own forward pass, eager and compiled; the same, but with logits of masked tokens only,
+as MLPerf's BERT has; and Papilio's kernels, without padding. Autocast keeps transformers' residual
+stream in float32; Papilio's is bfloat16. All but the eager one replay CUDA graphs. The command
+fails if losses differ. Sequences of `padded` are articles in a row up to a random length, padded to
+512 tokens; those of `full` are cut from all articles. ModernBERT is another model of similar size,
 whose losses are not compared.
 """
 
@@ -120,9 +121,8 @@ def sequences(articles: list[list[int]], case: str) -> list[list[int]]:
         joined = [token for ids in articles for token in (*ids, SEP)]
         pieces = [joined[i : i + most] for i in range(0, len(joined) - most + 1, most)]
         return [[CLS, *piece, SEP] for piece in pieces]
-    limits = torch.randint(
-        1, most + 1, (len(articles),), generator=torch.Generator().manual_seed(0)
-    )
+    generator = torch.Generator().manual_seed(0)
+    limits = torch.randint(1, most + 1, (len(articles),), generator=generator)
     texts: list[list[int]] = []
     for ids in articles:
         if not texts or len(texts[-1]) + len(ids) > limits[len(texts) - 1]:
@@ -305,9 +305,8 @@ def benchmark(case: str, articles: list[list[int]], steps: int, rounds: int) -> 
     torch.manual_seed(0)
     bert: Any = BertForMaskedLM(BertConfig(**LARGE))
     set_attention(bert.cuda(), case)
-    batches = [
-        Batch(*(x.cuda() for x in b)) for b in make_batches(sequences(articles, case), steps)
-    ]
+    made = make_batches(sequences(articles, case), steps)
+    batches = [Batch(*(x.cuda() for x in batch)) for batch in made]
     start = {name: x.detach().clone() for name, x in bert.state_dict().items()}
     n_real = statistics.mean(int(batch.lengths.sum()) for batch in batches)
     modern: Any = ModernBertForMaskedLM(ModernBertConfig(**MODERN))
@@ -318,11 +317,10 @@ def benchmark(case: str, articles: list[list[int]], steps: int, rounds: int) -> 
     for name, (model, loss_of, fast) in contenders.items():
         bert.load_state_dict(start)
         losses, row = measure(model, loss_of, batches, rounds, fast=fast)
-        expected = expected or losses
-        gaps = compare(losses, expected, name) if model is bert else {}
+        gaps = compare(losses, expected := expected or losses, name) if model is bert else {}
         print(f"{case}, {name}: {1000 * row['step_s']:.1f} ms", flush=True)
-        speed = {"tokens": n_real, "tokens_per_s": n_real / row["step_s"]}
-        yield [{"case": case, "name": name, **row, **speed, **gaps}]
+        row |= {"tokens": n_real, "tokens_per_s": n_real / row["step_s"]}
+        yield [{"case": case, "name": name, **row, **gaps}]
 
 
 def measure(
@@ -394,10 +392,9 @@ def draw(*results: Row) -> Figure:
 @command.main
 def main(args: Namespace) -> None:
     """Measure each case in its own stage."""
-    import transformers
+    from transformers import __version__ as version
 
     articles = encode(read_articles(args.text))
     stages = [partial(benchmark, c, articles, args.steps, args.rounds) for c in args.cases]
     sizes = {"sequences": SEQUENCES, "length": LENGTH, "steps": args.steps}
-    versions = {"transformers": transformers.__version__}
-    measure_rows(args, stages, bert_table, draw=draw, **versions, **sizes)
+    measure_rows(args, stages, bert_table, draw=draw, transformers=version, **sizes)

@@ -22,6 +22,7 @@ from experiments.long_documents import (
 )
 from model.config import ModelConfig
 from model.gpt import GPT
+from model.mask_config import MaskConfig
 
 SHAPE = {"vocab_size": 60, "n_layer": 2, "n_head": 2, "n_embd": 32, "context_length": 16}
 
@@ -92,6 +93,19 @@ def test_compiled_models_have_the_gradients_of_eager_ones(positions, monkeypatch
     assert positions == "rotary" or graphs[0] == graphs[-1]
 
 
+@pytest.mark.parametrize("scaling", ["none", "linear", "ntk", "yarn"])
+def test_rotary_frequencies_are_those_of_the_run(scaling):
+    torch.manual_seed(0)
+    schedule = {"context_schedule": [[8, 0.5], [16, 0.5]], "window_grows": True, "window_size": 8}
+    options = {"positions": "rotary", "rope_scaling": scaling, "attention": "reference"}
+    factor = 1.0 if scaling == "none" else 4.0
+    source = GPT(ModelConfig(**SHAPE, **options, rope_factor=factor, **schedule)).eval()
+    document = random_documents(16)[0]
+    expected = source.hidden(document[None])
+    for length in (8, 16):
+        assert torch.allclose(GPTClassifier(source, length).gpt.hidden(document[None]), expected)
+
+
 def test_rows_hold_as_many_documents_as_fit():
     documents = random_documents(30, 30, 5, 64, 1)
     assert list(rows_of(documents, [0, 1, 2, 3, 4])) == [[0, 1], [2], [3], [4]]
@@ -129,6 +143,9 @@ def test_scores_are_of_the_epoch_with_the_least_validation_loss(monkeypatch):
     documents = [torch.zeros(4, dtype=torch.int64)] * 32
     (((row,),),) = [[*long_documents.measure_model(None, documents, labels, 4, 1, args)]]
     assert row["scores"] == [2.0] * 24 + [-2.0] * 8
+    epochs = iter([float("nan")] * 3)
+    with pytest.raises(ValueError, match="4 tokens, seed 1: no epoch has a finite loss"):
+        next(long_documents.measure_model(None, documents, labels, 4, 1, args))
 
 
 def test_each_document_is_tested_once_by_a_model_that_was_not_trained_on_it():
@@ -146,13 +163,19 @@ def test_metrics_are_those_of_scikit_learn():
     labels = generator.random(50) > 0.4
     scores = generator.normal(size=(2, 50)).round(1) + 0.5 * labels  # some are equal
     weights = np.stack((np.ones(50, np.int64), generator.integers(3, size=50)))
-    found = metrics(labels, scores, weights)
+    found = metrics(labels, np.zeros(50), scores, weights)
     for i, counts in enumerate(weights):
         for seed, row in enumerate(scores):
             micro = f1_score(labels, row > 0, average="micro", sample_weight=counts)
             area = roc_auc_score(labels, row, sample_weight=counts)
             assert found["micro_f1"][i, seed] == pytest.approx(micro)
             assert found["auc"][i, seed] == pytest.approx(area)
+
+
+def test_documents_of_two_folds_are_not_compared():
+    labels, folds = np.array([True, False] * 4), np.array([0] * 4 + [1] * 4)
+    scores = np.array([[1.0, 0.0] * 2 + [-4.0, -5.0] * 2])  # the folds have different scales
+    assert metrics(labels, folds, scores, np.ones((1, 8), np.int64))["auc"] == [[1.0]]
 
 
 def test_summary_over_seeds_and_documents():
@@ -165,12 +188,13 @@ def test_summary_over_seeds_and_documents():
         {"name": MODEL, "length": 1024, "seed": 2, "scores": guess},
         {"name": WORDS, "length": 512, "seed": 0, "scores": right},
     ]
-    words, short, long = summarize({"labels": labels, "rows": rows})
+    result = {"labels": labels, "folds": [0] * 100, "rows": rows}
+    words, short, long = summarize(result)
     assert [row["micro_f1"] for row in (words, short, long)] == [1.0, 0.5, 0.75]
     assert [row["auc"] for row in (words, short, long)] == [1.0, 0.5, 0.75]
     assert short["gain_interval"] == [0, 0] and long["seeds"] == 2
     assert long["gain_interval"] == [0, 0.5]  # one seed gains half of all pairs, one nothing
-    lines = documents_table({"labels": labels, "rows": rows}).splitlines()
+    lines = documents_table(result).splitlines()
     assert lines[2] == "| always affirmed | - | - | 50.0 | - | - |"
     assert lines[3].startswith("| bag of words | 512 | 1 | 100.0 (100.0 to 100.0) |")
 
@@ -204,8 +228,15 @@ def test_command(source, tmp_path, monkeypatch, capsys):
         (name, length) for name in (MODEL, WORDS, COUNT) for length in (16, 32)
     }
     assert all(len(row["scores"]) == 24 for row in result["rows"])
+    assert sorted(result["folds"]) == [0] * 12 + [1] * 12
     assert out.with_suffix(".png").stat().st_size > 1000
     assert "| fine-tuned GPT | 32 | 1 |" in capsys.readouterr().out
+
+    run.model = GPT(ModelConfig(**SHAPE, mask=MaskConfig(pattern="butterfly", block_size=16)))
+    with pytest.raises(
+        ValueError, match=r"--init=run has model\.mask\.pattern=butterfly, but must"
+    ):
+        long_documents.main(options)
 
 
 SIZES = {"lengths": [512], "seeds": 1, "folds": 2, "epochs": 1}
