@@ -208,11 +208,8 @@ def measure_model(
     targets = torch.tensor(labels, dtype=torch.int64, device=device)
     scores = np.zeros(len(labels))
     for others, test in folds_of(labels, args.folds):
-        kinds = [labels[i] for i in others]
-        split: Any = train_test_split(
-            others, test_size=VALIDATION, stratify=kinds, random_state=seed
-        )
-        train, val = split
+        split: Any = partial(train_test_split, test_size=VALIDATION, random_state=seed)
+        train, val = split(others, stratify=[labels[i] for i in others])
         torch.manual_seed(seed)
         with device:  # initializing on the CPU takes seconds
             model = GPTClassifier(source, length)
@@ -384,8 +381,7 @@ def main(args: Namespace) -> None:
     # One of each text, so that no fold is tested on what it was trained on
     opinions = [*{" ".join(opinion.text.split()): opinion for opinion in all_opinions}.values()]
     labels = [opinion.affirmed for opinion in opinions]
-    ids = [run.tokenizer.encode(opinion.text) for opinion in opinions]
-    documents = [torch.tensor(x, dtype=torch.int64) for x in ids]
+    documents = [torch.tensor(run.tokenizer.encode(o.text), dtype=torch.int64) for o in opinions]
     folds = np.zeros(len(labels), np.int64)
     for number, (_, test) in enumerate(folds_of(labels, args.folds)):
         folds[test] = number
