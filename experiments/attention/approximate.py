@@ -8,8 +8,7 @@ buckets are the defaults of the package, except for Local, which has none. The p
 """
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -189,11 +188,9 @@ def compiled(make: Make, case: Case, device: torch.device) -> Attention:
     return torch.compile(make(case, device), dynamic=False)
 
 
-@contextmanager
-def bfloat16_autocast() -> Iterator[None]:
+def bfloat16_autocast() -> torch.autocast:
     """Run matrix products in bfloat16, also those of an fp32 and a bfloat16 matrix."""
-    with torch.autocast("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16):
-        yield
+    return torch.autocast("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
 
 
 def share_queries(tensors: Tensors) -> Tensors:

@@ -246,8 +246,8 @@ def _mask(batch: Batch) -> Tensor | None:
 def set_attention(bert: Any, case: str) -> None:
     """Choose PyTorch's fused attention for a model of transformers, without a mask if possible.
 
-    For `full`, older versions would else give a compiled model a mask of ones, which excludes flash
-    attention. transformers makes no mask for an attention that has no mask function.
+    For `full`, older versions would else give a compiled model a mask of ones, which takes time.
+    transformers makes no mask for an attention that has no mask function.
     """
     from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

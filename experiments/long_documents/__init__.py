@@ -1,0 +1,1 @@
+"""Long documents, classified by a fine-tuned GPT."""

@@ -1,0 +1,115 @@
+"""A pretrained GPT that classifies long documents: its layers, fine-tuning and scores."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.block import INIT_STD
+from model.extend import extend_positions
+from model.gpt import GPT
+from training.config import AdamWConfig
+from training.numerics import autocast
+from training.optim import learning_rate, make_optimizer, set_learning_rate
+
+ROW = 65_536  # tokens of the documents in one row, at most
+BATCH = 16  # documents
+LR, WARM_UP = 5e-5, 0.1  # share of the steps
+
+compiled_hidden = torch.compile(GPT.hidden, dynamic=True)  # one graph for all lengths and models
+
+
+class GPTClassifier(nn.Module):
+    """A GPT with a linear layer on the last state of each document."""
+
+    def __init__(self, source: GPT, length: int) -> None:
+        """Copy a trained GPT, with positions for documents of `length` tokens."""
+        super().__init__()
+        config, weights = source.config, source.state_dict()
+        factor = max(1.0, length / config.context_length)
+        # A row must not have more tokens than there are learned positions
+        longest = max(length, ROW if config.positions == "learned" else config.context_length)
+        options: dict[str, Any] = {"context_length": longest, "context_schedule": []}
+        options["window_grows"] = False
+        if config.positions == "rotary" and factor > 1:
+            scaling = "linear" if config.rope_scaling == "none" else config.rope_scaling
+            options |= {"rope_scaling": scaling, "rope_factor": factor * config.rope_factor}
+        self.gpt = GPT(replace(config, **options))
+        if config.positions == "learned":
+            # Each document in a row has positions from 0, so later ones are never read
+            table = torch.zeros_like(self.gpt.pos_emb.weight)
+            table[:length] = extend_positions(weights["pos_emb.weight"], length)
+            weights |= {"pos_emb.weight": table}
+        self.gpt.load_state_dict(weights)
+        self.head = nn.Linear(config.n_embd, 2)
+        nn.init.normal_(self.head.weight, std=INIT_STD)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, documents: Sequence[Tensor]) -> Tensor:
+        """Compute logits (n, 2) fp32 of documents, (T,) int64 each, that fit into one row.
+
+        On a GPU compiled, and in bfloat16.
+        """
+        device = documents[0].device
+        lengths = torch.tensor([len(x) for x in documents])  # on the CPU: nothing waits for a GPU
+        starts = lengths.cumsum(0) - lengths
+        doc_start = starts.repeat_interleave(lengths).int()[None].to(device)
+        last = (starts + lengths - 1).to(device)
+        on_gpu = device.type == "cuda"
+        hidden = compiled_hidden if on_gpu else GPT.hidden
+        with autocast("bfloat16" if on_gpu else "float32", device):
+            states = hidden(self.gpt, torch.cat(list(documents))[None], doc_start=doc_start)
+        return self.head(states[0, last].float())
+
+
+def rows_of(documents: Sequence[Tensor], order: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the indices of documents, in this order, that fit into a row together."""
+    row: list[int] = []
+    for index in order:
+        if row and sum(len(documents[i]) for i in (*row, index)) > ROW:
+            yield row
+            row = []
+        row.append(index)
+    if row:
+        yield row
+
+
+def fine_tune(
+    model: GPTClassifier, documents: Sequence[Tensor], labels: Tensor, indices: Sequence[int],
+    *, epochs: int, seed: int,
+) -> Iterator[None]:  # fmt: skip
+    """Train on the documents with these indices, in batches in random order; yield every epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    n_steps = epochs * -(-len(indices) // BATCH)
+    config = AdamWConfig(max_steps=n_steps, lr=LR, warmup_steps=int(WARM_UP * n_steps))
+    optimizer = make_optimizer(model, config)
+    steps = count()
+    for _ in range(epochs):
+        model.train()
+        shuffled = [indices[i] for i in torch.randperm(len(indices), generator=generator).tolist()]
+        for first in range(0, len(shuffled), BATCH):
+            batch = shuffled[first : first + BATCH]
+            set_learning_rate(optimizer, learning_rate(next(steps), config))
+            for row in rows_of(documents, batch):
+                logits = model([documents[i] for i in row])
+                loss = F.cross_entropy(logits, labels[row], reduction="sum") / len(batch)
+                loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        yield
+
+
+@torch.no_grad()
+def score(model: GPTClassifier, documents: Sequence[Tensor], indices: Sequence[int]) -> list[float]:
+    """Log-odds of an affirmed judgment of the documents with these indices."""
+    model.eval()
+    scores: list[float] = []
+    for row in rows_of(documents, indices):
+        logits = model([documents[i] for i in row])
+        scores += (logits[:, 1] - logits[:, 0]).tolist()
+    return scores

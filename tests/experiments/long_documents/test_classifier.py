@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+from experiments.long_documents import classifier
+from experiments.long_documents.classifier import GPTClassifier, fine_tune, rows_of, score
+from model.config import ModelConfig
+from model.gpt import GPT
+
+SHAPE = {"vocab_size": 60, "n_layer": 2, "n_head": 2, "n_embd": 32, "context_length": 16}
+
+
+def random_documents(*lengths):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(60, (n,), generator=generator) for n in lengths]
+
+
+def test_documents_in_a_row_do_not_see_each_other(source):
+    model = GPTClassifier(source, 32).eval()
+    torch.nn.init.normal_(model.head.weight)
+    documents = random_documents(7, 1, 32, 16)  # 56 tokens
+    together = model(documents)
+    alone = torch.cat([model([document]) for document in documents])
+    assert together.shape == (4, 2)
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_short_documents_keep_the_positions_of_pretraining(source):
+    model = GPTClassifier(source, 16).eval()
+    documents = random_documents(16)
+    expected = model.head(source.hidden(documents[0][None])[:, -1])
+    assert torch.allclose(model(documents), expected, atol=1e-5)
+
+
+def test_positions_are_extended(source):
+    model = GPTClassifier(source, 32)
+    if source.config.positions == "learned":
+        table, old = model.gpt.pos_emb.weight, source.pos_emb.weight
+        assert table[:32:2].equal(old) and not table[32:].any()
+        assert torch.allclose(table[1], (old[0] + old[1]) / 2)
+    else:
+        config = model.gpt.config
+        assert (config.rope_scaling, config.rope_factor) == ("linear", 2.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_compiled_models_have_the_gradients_of_eager_ones(positions, monkeypatch):
+    monkeypatch.setattr(classifier, "ROW", 256)
+    source, graphs = GPT(ModelConfig(**SHAPE, positions=positions)), []
+    compiled_hidden = classifier.compiled_hidden
+    for length, sizes in ((16, (16, 5)), (32, (32, 9, 17)), (128, (128, 3))):
+        with torch.device("cuda"):
+            model = GPTClassifier(source, length)
+        torch.nn.init.normal_(model.head.weight)
+        documents = [document.cuda() for document in random_documents(*sizes)]
+        results = []
+        for hidden in (compiled_hidden, GPT.hidden):
+            monkeypatch.setattr(classifier, "compiled_hidden", hidden)
+            logits = model(documents)
+            grads = torch.autograd.grad(logits[:, 0].sum(), [*model.parameters()])
+            results.append(torch.cat([logits.flatten(), *(grad.flatten() for grad in grads)]))
+        assert (results[0] - results[1]).norm() < 0.02 * results[1].norm()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert positions == "rotary" or graphs[0] == graphs[-1]
+
+
+@pytest.mark.parametrize("scaling", ["none", "linear", "ntk", "yarn"])
+def test_rotary_frequencies_are_those_of_the_run(scaling):
+    torch.manual_seed(0)
+    schedule = {"context_schedule": [[8, 0.5], [16, 0.5]], "window_grows": True, "window_size": 8}
+    options = {"positions": "rotary", "rope_scaling": scaling, "attention": "reference"}
+    factor = 1.0 if scaling == "none" else 4.0
+    source = GPT(ModelConfig(**SHAPE, **options, rope_factor=factor, **schedule)).eval()
+    document = random_documents(16)[0]
+    expected = source.hidden(document[None])
+    for length in (8, 16):
+        assert torch.allclose(GPTClassifier(source, length).gpt.hidden(document[None]), expected)
+
+
+def test_rows_hold_as_many_documents_as_fit():
+    documents = random_documents(30, 30, 5, 64, 1)
+    assert list(rows_of(documents, [0, 1, 2, 3, 4])) == [[0, 1], [2], [3], [4]]
+    assert list(rows_of(documents, [4, 2, 1])) == [[4, 2, 1]]
+    assert list(rows_of(documents, [])) == []
+
+
+def test_fine_tuning_finds_a_token_far_from_the_end(source, monkeypatch):
+    monkeypatch.setattr(classifier, "LR", 1e-2)
+    documents = [document % 10 for document in random_documents(*[8] * 64)]
+    labels = torch.arange(64) % 2
+    for document, label in zip(documents, labels, strict=True):
+        document[2] = 58 + label
+    torch.manual_seed(0)
+    model = GPTClassifier(source, 32).train()
+    assert len([*fine_tune(model, documents, labels, range(48), epochs=30, seed=1)]) == 30
+    scores = torch.tensor(score(model, documents, range(48, 64)))
+    assert ((scores > 0) == labels[48:].bool()).float().mean() > 0.75

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+
+from experiments.long_documents.report import MODEL, WORDS, documents_table, metrics, summarize
+
+
+def test_metrics_are_those_of_scikit_learn():
+    from sklearn.metrics import f1_score, roc_auc_score
+
+    generator = np.random.default_rng(0)
+    labels = generator.random(50) > 0.4
+    scores = generator.normal(size=(2, 50)).round(1) + 0.5 * labels  # some are equal
+    weights = np.stack((np.ones(50, np.int64), generator.integers(3, size=50)))
+    found = metrics(labels, np.zeros(50), scores, weights)
+    for i, counts in enumerate(weights):
+        for seed, row in enumerate(scores):
+            micro = f1_score(labels, row > 0, average="micro", sample_weight=counts)
+            area = roc_auc_score(labels, row, sample_weight=counts)
+            assert found["micro_f1"][i, seed] == pytest.approx(micro)
+            assert found["auc"][i, seed] == pytest.approx(area)
+
+
+def test_documents_of_two_folds_are_not_compared():
+    labels, folds = np.array([True, False] * 4), np.array([0] * 4 + [1] * 4)
+    scores = np.array([[1.0, 0.0] * 2 + [-4.0, -5.0] * 2])  # the folds have different scales
+    assert metrics(labels, folds, scores, np.ones((1, 8), np.int64))["auc"] == [[1.0]]
+
+
+def test_summary_over_seeds_and_documents():
+    labels = [True, False] * 50
+    right = [1.0, -1.0] * 50
+    guess = [1.0, 1.0] * 50
+    rows = [
+        {"name": MODEL, "length": 512, "seed": 1, "scores": guess},
+        {"name": MODEL, "length": 1024, "seed": 1, "scores": right},
+        {"name": MODEL, "length": 1024, "seed": 2, "scores": guess},
+        {"name": WORDS, "length": 512, "seed": 0, "scores": right},
+    ]
+    result = {"labels": labels, "folds": [0] * 100, "rows": rows}
+    words, short, long = summarize(result)
+    assert [row["micro_f1"] for row in (words, short, long)] == [1.0, 0.5, 0.75]
+    assert [row["auc"] for row in (words, short, long)] == [1.0, 0.5, 0.75]
+    assert short["gain_interval"] == [0, 0] and long["seeds"] == 2
+    assert long["gain_interval"] == [0, 0.5]  # one seed gains half of all pairs, one nothing
+    lines = documents_table(result).splitlines()
+    assert lines[2] == "| always affirmed | - | - | 50.0 | - | - |"
+    assert lines[3].startswith("| bag of words | 512 | 1 | 100.0 (100.0 to 100.0) |")
