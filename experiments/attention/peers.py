@@ -273,7 +273,7 @@ REPEATABLE = ("SDPA flash, deterministic", "flash-attn-4, deterministic")
 PyTorch refuses to ask that of cuDNN's attention.
 """
 
-SETTINGS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "SDPA flash, deterministic": deterministic_algorithms,
     **approximate.SETTINGS,
 }
