@@ -75,7 +75,7 @@ def prose(text: str) -> str:
     """Text without code, tables, link targets, and numbers that were not measured."""
     code, target = r"```.*?```|^    .*?$|`.*?`", r"\]\(.*?\)"
     table = r"<!-- table: .*?<!-- end -->|^\|.*?$"  # generated ones may be lists
-    others = r"(arXiv|Python)\s[\d.]+"
+    others = r"(arXiv|Python|transformers)\s[\d.]+"
     return re.sub(f"{code}|{table}|{target}|{others}", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
