@@ -60,7 +60,7 @@ def test_a_command_runs_when_all_its_functions_exist() -> None:
 def test_help_needs_no_pytorch() -> None:
     done = run(HELP, "train.py", *COMMANDS)
     assert done.returncode == 0, done.stderr
-    assert len(COMMANDS) == 45
+    assert len(COMMANDS) == 46
     assert done.stdout.count("usage: ") == len(COMMANDS)  # train.py, and all but the quickstart
 
 

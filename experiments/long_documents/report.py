@@ -1,11 +1,14 @@
 """Scores of long documents by model and length, with intervals: table and picture."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.figure import Figure
 
 from evaluation.markdown import dict_table
 from evaluation.results import Row
 from evaluation.style import COLOURS, PLAIN
+from experiments.harness import Result
 from experiments.reports import interval_text, mean_text
 from experiments.style import OURS
 
@@ -39,7 +42,7 @@ def metrics(
     return {"micro_f1": weights @ correct.T / weights.sum(1)[:, None], "auc": np.stack(areas, 1)}
 
 
-def summarize(result: Row) -> list[Row]:
+def summarize(result: Result) -> list[Row]:
     """Metrics by model and length, and the gain in area over the shortest, with 95% intervals.
 
     Intervals resample documents and seeds.
@@ -69,10 +72,20 @@ def summarize(result: Row) -> list[Row]:
     return summary
 
 
-def documents_table(result: Row) -> str:
+def summarize_all(results: Sequence[Result]) -> list[Row]:
+    """`summarize` results, and require that they are on the same documents."""
+    for key in ("labels", "folds", "tokens"):
+        if any(result[key] != results[0][key] for result in results):
+            raise ValueError(
+                f"results differ in {key}: measure them on the same --text and --folds"
+            )
+    return [row for result in results for row in summarize(result)]
+
+
+def documents_table(*results: Result) -> str:
     """Markdown table of metrics by model and length, percent."""
-    share = np.mean(result["labels"])
-    rows = summarize(result)
+    share = np.mean(results[0]["labels"])
+    rows = summarize_all(results)
     shortest = min(row["length"] for row in rows)
     lines = [
         {
@@ -91,20 +104,20 @@ def documents_table(result: Row) -> str:
     return dict_table([{**always, "micro-F1": f"{100 * share:.1f}"}, *lines], "-")
 
 
-def draw(result: Row) -> Figure:
+def draw(*results: Result) -> Figure:
     """Draw both metrics over the number of tokens, with their intervals."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     looks = {MODEL: OURS, WORDS: COLOURS[1], COUNT: COLOURS[2]}
     titles = {"micro_f1": "micro-F1", "auc": "area under the ROC curve"}
-    guesses = {"micro_f1": np.mean(result["labels"]), "auc": 0.5}
-    rows = summarize(result)
+    guesses = {"micro_f1": np.mean(results[0]["labels"]), "auc": 0.5}
+    rows = summarize_all(results)
     lengths = sorted({row["length"] for row in rows})
     for axes, (key, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
-        for name, colour in looks.items():
+        for name in dict.fromkeys(row["name"] for row in rows):
             own = [row for row in rows if row["name"] == name]
             y = np.array([row[key] for row in own])
             ends = np.abs(np.array([row[f"{key}_interval"] for row in own]).T - y)
-            look = {"color": colour, "marker": "o", "capsize": 3, "label": name}
+            look = {"color": looks[name], "marker": "o", "capsize": 3, "label": name}
             axes.errorbar([row["length"] for row in own], y, ends, **look)
         axes.axhline(guesses[key], color=PLAIN, ls=":", label="always affirmed")
         axes.set_xscale("log", base=2)

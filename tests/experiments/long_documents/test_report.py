@@ -36,7 +36,7 @@ def test_summary_over_seeds_and_documents():
         {"name": MODEL, "length": 1024, "seed": 2, "scores": guess},
         {"name": WORDS, "length": 512, "seed": 0, "scores": right},
     ]
-    result = {"labels": labels, "folds": [0] * 100, "rows": rows}
+    result = {"labels": labels, "folds": [0] * 100, "tokens": [9] * 100, "rows": rows}
     words, short, long = summarize(result)
     assert [row["micro_f1"] for row in (words, short, long)] == [1.0, 0.5, 0.75]
     assert [row["auc"] for row in (words, short, long)] == [1.0, 0.5, 0.75]
@@ -45,3 +45,9 @@ def test_summary_over_seeds_and_documents():
     lines = documents_table(result).splitlines()
     assert lines[2] == "| always affirmed | - | - | 50.0 | - | - |"
     assert lines[3].startswith("| bag of words | 512 | 1 | 100.0 (100.0 to 100.0) |")
+
+
+def test_results_on_other_documents():
+    results = [{"labels": [True, label], "folds": [0, 1], "tokens": [9, 9]} for label in (0, 1)]
+    with pytest.raises(ValueError, match="results differ in labels: measure them on the same"):
+        documents_table(*results)
