@@ -100,7 +100,7 @@ class Contender:
         self._config, self._curriculum, self._device = config, curriculum, device
         torch.manual_seed(config.run.seed)  # the same weights for all
         self.model = Classifier(config.model).to(device)
-        self._stage = curriculum.stages[curriculum.number(config.optim.max_steps - 1)]
+        self._stage = curriculum.stages[-1]  # the task itself
         self._deterministic = config.run.deterministic and approximation is None
         if approximation is not None:
             shape = config.model
@@ -166,7 +166,9 @@ def timed_tasks(
     trainable = trainable_tasks([*source.values()], data)
 
     def configure(task: str, attention: str) -> ClassifyConfig:
-        return read_config(ClassifyConfig, arguments_of(task, attention, data, overrides=overrides))
+        # Steps are those of the task itself, which need no images of earlier phases
+        settings = ("data.phases=[]", *overrides)
+        return read_config(ClassifyConfig, arguments_of(task, attention, data, overrides=settings))
 
     return {
         task: {attention: configure(used, attention) for attention in ATTENTIONS}

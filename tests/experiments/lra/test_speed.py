@@ -45,6 +45,14 @@ def test_steps_of_each_attention_are_timed(tmp_path):
     assert (row["documents"], row["tokens_share"]) == (2, 0.5)
 
 
+def test_pathfinder_is_timed_without_the_images_of_earlier_phases(tmp_path):
+    make_tasks(tmp_path, "pathfinder32")
+    settings = [setting for setting in TINY if not setting.startswith("data.phases=")]
+    (timed,) = timed_tasks(["pathfinder"], tmp_path, settings).items()
+    ((*rows,),) = measure(*timed, CPU, steps=1, repeats=1)
+    assert {row["data"] for row in rows} == {"pathfinder32"}
+
+
 def test_approximations_are_timed_in_the_same_model(tmp_path, capsys):
     make_tasks(tmp_path, "listops", "pairs")
     names = ("Linformer", "Performer", "Longformer")
