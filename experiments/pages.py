@@ -159,6 +159,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lra_rotary": _of(lra.accuracy_table, "lra_rotary"),
     "lra_text": _of(partial(lra.trials_table, task="text"), *TEXT_TRIALS),
     "lra_speed": _of(lra.speed_table, "lra_speed"),
+    "lra_speed_approximate": _of(lra.approximate_speed_table, "lra_speed_approximate"),
     "reliability": _of(reliability_table, "reliability"),
     "saving": _of(saving.saving_table, "saving"),
     "scale_ddp": _of(scale.ddp_table, "scale"),
