@@ -28,6 +28,7 @@ from experiments.attention import features, hbm_bytes, host, pictures
 from experiments.attention import report as attention
 from experiments.contours import generator_speed, tracing
 from experiments.harness import Result
+from experiments.long_documents import report as long_documents
 from experiments.lra import tables as lra
 from experiments.passkey import report as passkey
 from experiments.pathx import report as pathx
@@ -55,6 +56,7 @@ COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_trainin
 _BY_TOKENS = ("minutes", "minutes_131k", "hours", "billion")
 """Budgets of Table 4, by training tokens."""
 _REPEATS = ("repeats_minutes_131k_1k", "repeats", "repeats_1k", "repeats_billion")
+_LONG_DOCUMENTS = ("long_documents", "long_documents_baselines")
 TEXT_TRIALS = (
     *("lra_rotary", "lra_pretrained", "lra_text/at_rest/lra_rotary"),
     *("lra_text/at_rest/lra_pretrained", "lra_text/at_rest_5e-4/lra_rotary"),
@@ -150,6 +152,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "modern": _of(table4.models_table, "table4_modern"),
     "modern_answers": _of(table4.differences_table, "table4_modern"),
     "passkey": _of(passkey.runs_table, "passkey"),
+    "long_documents": _of(long_documents.documents_table, *_LONG_DOCUMENTS),
     "pathx": _of(pathx.accuracy_table, "pathx"),
     "pathx_runs": _of(pathx.runs_table, "pathx"),
     "pathx_baselines": _of(pathx.baselines_table, "pathfinder_baselines"),
@@ -187,6 +190,7 @@ PICTURES: dict[Path, Callable[[], Figure]] = {
     ),
     RESULTS / "repeats.png": _of(lambda *results: repeats.draw(_gains(*results)), *_REPEATS),
     RESULTS / "passkey.png": _of(passkey.draw_runs, "passkey"),
+    RESULTS / "long_documents.png": _of(long_documents.draw, *_LONG_DOCUMENTS),
     RESULTS / "attention_peers.png": _rows_of(pictures.draw_peers, "attention_peers"),
     RESULTS / "attention_hopper.png": _rows_of(pictures.draw_fastest, "attention_hopper"),
     RESULTS / "attention_butterfly.png": _rows_of(pictures.draw_butterflies, "attention_butterfly"),

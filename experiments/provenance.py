@@ -13,7 +13,7 @@ RESULTS = (
     "recipe", "recipe_step", "table4_recipe_sizes", "table4_recipe_131k",
     "table4_recipe_held_out",
     "recipe_removed", "recipe_first", "recipe_first_step",
-    "time_to_loss", "table4_modern", "passkey",
+    "time_to_loss", "table4_modern", "passkey", "long_documents", "long_documents_baselines",
     "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed", "lra_speed_approximate",
     "pathfinder_baselines", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",

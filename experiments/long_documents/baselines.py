@@ -26,7 +26,7 @@ import numpy as np
 from data.text.tokenizer import load_tokenizer
 from evaluation.results import Row
 from experiments.long_documents.documents import Documents, load
-from experiments.long_documents.report import COUNT, WORDS, documents_table, draw
+from experiments.long_documents.report import COUNT, WORDS, documents_table
 
 
 def words_and_pairs(ids: list[int]) -> list[str]:
@@ -64,4 +64,4 @@ def main(args: Namespace) -> None:
     """Measure both baselines at each length."""
     documents = load(args.text, load_tokenizer(args.tokenizer), args.folds)
     stages = [partial(measure, documents, length) for length in args.lengths]
-    measure_rows(args, stages, documents_table, draw=draw, **documents.about())
+    measure_rows(args, stages, documents_table, **documents.about())

@@ -13,61 +13,68 @@ from experiments.reports import interval_text, mean_text
 from experiments.style import OURS
 
 RESAMPLES = 2000
+SIMILAR = 1.25
+"""Largest quotient of the numbers of tokens of two documents of similar length."""
 MODEL, WORDS, COUNT = "fine-tuned GPT", "bag of words", "number of tokens"
 
 
-def metrics(
-    labels: np.ndarray, folds: np.ndarray, scores: np.ndarray, weights: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Micro-F1, which is the accuracy here, and area under the ROC curve, (R, S) each.
+def metrics(result: Result, scores: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Micro-F1, which is the accuracy here, and areas under the ROC curve, (R, S) each.
 
-    The area is the share of correctly ordered pairs, of documents that one model scored.
+    An area is the share of correctly ordered pairs, of documents that one model scored. `similar`
+    counts only pairs of similar length, which the number of tokens hardly orders.
 
     Args:
-        labels: (n,) bool.
-        folds: (n,) integers, the fold that tested each document.
+        result: labels, folds and numbers of tokens of n documents.
         scores: (S, n), of S seeds.
         weights: (R, n) integers, how often each document counts in each of R samples.
     """
-    correct = (scores > 0) == labels
+    labels, folds = np.array(result["labels"], bool), np.array(result["folds"])
+    tokens = np.log(result["tokens"])
     yes, no = weights[:, labels], weights[:, ~labels]
-    paired = folds[labels][:, None] == folds[~labels]
-    n_pairs = ((yes @ paired) * no).sum(1)
-    areas = []
+    compared = folds[labels][:, None] == folds[~labels]
+    differ = np.abs(tokens[labels][:, None] - tokens[~labels])
+    areas: dict[str, list[np.ndarray]] = {"auc": [], "similar": []}
     for row in scores:
         above = row[labels][:, None] > row[~labels]
         equal = row[labels][:, None] == row[~labels]
-        won = ((yes @ ((above + equal / 2) * paired)) * no).sum(1)
-        areas.append(won / np.maximum(1, n_pairs))
-    return {"micro_f1": weights @ correct.T / weights.sum(1)[:, None], "auc": np.stack(areas, 1)}
+        for key, pairs in (("auc", compared), ("similar", compared & (differ < np.log(SIMILAR)))):
+            won = ((yes @ ((above + equal / 2) * pairs)) * no).sum(1)
+            areas[key].append(won / np.maximum(1, ((yes @ pairs) * no).sum(1)))
+    correct = (scores > 0) == labels
+    return {
+        "micro_f1": weights @ correct.T / weights.sum(1)[:, None],
+        **{key: np.stack(area, 1) for key, area in areas.items()},
+    }
 
 
 def summarize(result: Result) -> list[Row]:
-    """Metrics by model and length, and the gain in area over the shortest, with 95% intervals.
+    """Metrics by model and length, and gains in area over the shortest, with 95% intervals.
 
     Intervals resample documents and seeds.
     """
-    labels, folds = np.array(result["labels"]), np.array(result["folds"])
-    n = len(labels)
+    n = len(result["labels"])
     scores: dict[tuple[str, int], list[list[float]]] = {}
     for row in result["rows"]:
         scores.setdefault((row["name"], row["length"]), []).append(row["scores"])
     generator = np.random.default_rng(0)
-    weights = generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
-    summary, shortest = [], {}
+    # The first sample is the documents themselves
+    drawn = generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
+    weights = np.concatenate((np.ones((1, n), np.int64), drawn))
+    summary: list[Row] = []
+    shortest: dict[str, dict[str, np.ndarray]] = {}
     for (name, length), of_seeds in sorted(scores.items()):
         seeds = generator.integers(len(of_seeds), size=(RESAMPLES, len(of_seeds)))
-        everything = metrics(labels, folds, np.array(of_seeds), np.ones((1, n), np.int64))
-        means = {key: float(value.mean()) for key, value in everything.items()}
-        drawn = {
-            key: np.take_along_axis(value, seeds, 1).mean(1)
-            for key, value in metrics(labels, folds, np.array(of_seeds), weights).items()
+        row: Row = {"name": name, "length": length, "seeds": len(of_seeds)}
+        means = {
+            key: np.append(value[0].mean(), np.take_along_axis(value[1:], seeds, 1).mean(1))
+            for key, value in metrics(result, np.array(of_seeds), weights).items()
         }
-        first = shortest.setdefault(name, (means["auc"], drawn["auc"]))
-        means["gain"], drawn["gain"] = means["auc"] - first[0], drawn["auc"] - first[1]
-        row: Row = {"name": name, "length": length, "seeds": len(of_seeds), **means}
-        for key, values in drawn.items():
-            row[f"{key}_interval"] = np.quantile(values, (0.025, 0.975)).tolist()
+        first = shortest.setdefault(name, means)
+        gains = {f"{key}_gain": means[key] - first[key] for key in ("auc", "similar")}
+        for key, values in (means | gains).items():
+            row[key] = float(values[0])
+            row[f"{key}_interval"] = np.quantile(values[1:], (0.025, 0.975)).tolist()
         summary.append(row)
     return summary
 
@@ -87,6 +94,11 @@ def documents_table(*results: Result) -> str:
     share = np.mean(results[0]["labels"])
     rows = summarize_all(results)
     shortest = min(row["length"] for row in rows)
+
+    def gain(row: Row, area: str) -> str:
+        longer = row["length"] > shortest
+        return interval_text(row[f"{area}_gain_interval"], 100) if longer else "-"
+
     lines = [
         {
             "model": row["name"],
@@ -94,9 +106,9 @@ def documents_table(*results: Result) -> str:
             "seeds": str(row["seeds"]),
             "micro-F1": mean_text(row["micro_f1"], row["micro_f1_interval"], 100),
             "area under the curve": mean_text(row["auc"], row["auc_interval"], 100),
-            "its gain over the shortest": interval_text(row["gain_interval"], 100)
-            if row["length"] > shortest
-            else "-",
+            "its gain over the shortest": gain(row, "auc"),
+            "area, similar length": mean_text(row["similar"], row["similar_interval"], 100),
+            "gain, similar length": gain(row, "similar"),
         }
         for row in rows
     ]
@@ -105,14 +117,18 @@ def documents_table(*results: Result) -> str:
 
 
 def draw(*results: Result) -> Figure:
-    """Draw both metrics over the number of tokens, with their intervals."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    """Draw the metrics over the number of tokens, with their intervals."""
+    figure = Figure(figsize=(12, 4), layout="constrained")
     looks = {MODEL: OURS, WORDS: COLOURS[1], COUNT: COLOURS[2]}
-    titles = {"micro_f1": "micro-F1", "auc": "area under the ROC curve"}
-    guesses = {"micro_f1": np.mean(results[0]["labels"]), "auc": 0.5}
+    titles = {
+        "micro_f1": "micro-F1",
+        "auc": "area under the ROC curve",
+        "similar": "area, documents of similar length",
+    }
+    guesses = {"micro_f1": np.mean(results[0]["labels"]), "auc": 0.5, "similar": 0.5}
     rows = summarize_all(results)
     lengths = sorted({row["length"] for row in rows})
-    for axes, (key, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+    for axes, (key, title) in zip(figure.subplots(1, len(titles)), titles.items(), strict=True):
         for name in dict.fromkeys(row["name"] for row in rows):
             own = [row for row in rows if row["name"] == name]
             y = np.array([row[key] for row in own])
