@@ -31,21 +31,17 @@ def metrics(result: Result, scores: np.ndarray, weights: np.ndarray) -> dict[str
     """
     labels, folds = np.array(result["labels"], bool), np.array(result["folds"])
     tokens = np.log(result["tokens"])
-    yes, no = weights[:, labels], weights[:, ~labels]
+    yes, no = weights[:, labels].astype(float), weights[:, ~labels]  # float products are fast
     compared = folds[labels][:, None] == folds[~labels]
     differ = np.abs(tokens[labels][:, None] - tokens[~labels])
-    areas: dict[str, list[np.ndarray]] = {"auc": [], "similar": []}
-    for row in scores:
-        above = row[labels][:, None] > row[~labels]
-        equal = row[labels][:, None] == row[~labels]
-        for key, pairs in (("auc", compared), ("similar", compared & (differ < np.log(SIMILAR)))):
-            won = ((yes @ ((above + equal / 2) * pairs)) * no).sum(1)
-            areas[key].append(won / np.maximum(1, ((yes @ pairs) * no).sum(1)))
+    ordered = [np.sign(row[labels][:, None] - row[~labels]) / 2 + 0.5 for row in scores]
+    areas = {}
+    for key, pairs in (("auc", compared), ("similar", compared & (differ < np.log(SIMILAR)))):
+        n_pairs = np.maximum(1, ((yes @ pairs) * no).sum(1))
+        won = [((yes @ (right * pairs)) * no).sum(1) for right in ordered]
+        areas[key] = np.stack(won, 1) / n_pairs[:, None]
     correct = (scores > 0) == labels
-    return {
-        "micro_f1": weights @ correct.T / weights.sum(1)[:, None],
-        **{key: np.stack(area, 1) for key, area in areas.items()},
-    }
+    return {"micro_f1": weights @ correct.T / weights.sum(1)[:, None], **areas}
 
 
 def summarize(result: Result) -> list[Row]:
