@@ -173,7 +173,7 @@ def test_approximate_preset(made_up, tmp_path, capsys):
     result = json.loads(out.read_text())
     assert {"linformer", "transformers", "fla-core"} <= result["versions"].keys()
     rows = result["rows"]
-    assert len(rows) == 10 * (8 + 2 + 2 + 2) + 3 * 7
+    assert len(rows) == 10 * (8 + 2 + 2 + 2) + 7 * 6
     by = {(row["name"], row["seq_len"], row["mask"], row["causal"]): row for row in rows}
     assert by["ours", 65_536, "butterfly", True]["density"] < 0.02
     local = by["Local", 65_536, "dense", False]
