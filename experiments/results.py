@@ -1,5 +1,6 @@
 """Resumable measurements, and results merged from several machines."""
 
+import json
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -38,15 +39,15 @@ def collect_rows(
             that are compared within a stage come from one process.
         relate: adds comparisons to all rows so far, or rejects the last row.
         resume: keep the finished stages of NAME.unfinished.json, and continue after them.
-        values: entries of the result in addition to `rows`.
+        values: entries of the result in addition to `rows`; `relate` may fill empty ones.
 
     Raises:
         FileNotFoundError: `resume` is set and NAME.unfinished.json does not exist.
         ValueError: `resume` is set and NAME.unfinished.json was measured on another device, by
-            another command or commit, or with other versions.
+            another command or commit, or with other versions or `values`.
     """
     unfinished = path.with_suffix(".unfinished.json")
-    rows, finished = _finished(unfinished) if resume else ([], {"stages": 0, "rows": 0})
+    rows, finished = _finished(unfinished, values) if resume else ([], {"stages": 0, "rows": 0})
 
     def write() -> None:
         write_result(unfinished, {**values, "finished": finished, "rows": rows})
@@ -63,7 +64,7 @@ def collect_rows(
     return rows
 
 
-def _finished(unfinished: Path) -> tuple[list[Row], dict[str, int]]:
+def _finished(unfinished: Path, values: dict[str, Any]) -> tuple[list[Row], dict[str, int]]:
     """Rows of the finished stages of an interrupted run, and the number of stages and rows."""
     if not unfinished.exists():
         raise FileNotFoundError(f"--resume: {unfinished} does not exist. Leave --resume out")
@@ -75,6 +76,12 @@ def _finished(unfinished: Path) -> tuple[list[Row], dict[str, int]]:
             raise ValueError(
                 f"--resume: {unfinished} was measured with {key} {value}, but this run has "
                 f"{now[key]}. Leave --resume out to measure everything again"
+            )
+    for key, value in values.items():
+        if value and result.get(key) != json.loads(json.dumps(value)):
+            raise ValueError(
+                f"--resume: {unfinished} was measured with other {key}. Leave --resume out to "
+                "measure everything again"
             )
     finished = result["finished"]
     return result["rows"][: finished["rows"]], finished

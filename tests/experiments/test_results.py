@@ -77,6 +77,15 @@ def test_only_the_same_run_resumes(key, stopped, monkeypatch):
     assert stopped.with_suffix(".unfinished.json").exists()
 
 
+def test_only_a_run_on_the_same_values_resumes(tmp_path):
+    path = tmp_path / "speed.json"
+    with pytest.raises(KeyboardInterrupt):
+        collect_rows(path, STOPPED, labels=(0, 1), means={"filled": "later"})
+    with pytest.raises(ValueError, match=r"unfinished\.json was measured with other labels\."):
+        collect_rows(path, STAGES, resume=True, labels=(0, 0), means={})
+    assert len(collect_rows(path, STAGES, resume=True, labels=(0, 1), means={})) == 3
+
+
 def test_the_command_may_differ_by_resume_alone(stopped, monkeypatch):
     here = results.environment()
     resumed = {**here, "command": f"{here['command']} --resume"}
