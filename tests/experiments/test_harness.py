@@ -83,7 +83,7 @@ def test_rows_are_measured_and_resumed(command, tmp_path, capsys):
     main(["--out", str(tmp_path / "rows.json")])
     stage, seen = (lambda: [[{"ms": 2}]]), []
     with pytest.raises(ValueError, match="the GPU is gone"):
-        measure_rows(given[0], [stage, broken])
+        measure_rows(given[0], [stage, broken], device="a made-up GPU")
     assert not (tmp_path / "rows.json").exists()
     given[0].resume = True
     measure_rows(
