@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.files import check_regular, list_folder, parse_json
+from data.files import check_regular, list_folder
 from data.hub import from_hub
-from data.text.readers import file_format, open_file
+from data.text.readers import file_format, read_json_lines
 
 HUB_NAME = "stanfordnlp/imdb"
 VOCAB_SIZE = 257  # a byte b has token id b + 1
@@ -132,14 +132,7 @@ def _only_file(source: Path, split: str) -> Path:
 
 
 def _read_jsonl(path: Path) -> Iterator[Review]:
-    with open_file(path) as (file, _):
-        for number, line in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            try:
-                row = parse_json(line)
-            except ValueError as error:
-                raise ValueError(f"{where} is not JSON ({error}); repair it.") from error
-            yield _review(row, where)
+    return (_review(row, where) for where, row in read_json_lines(path))
 
 
 def _review(row: Any, where: str) -> Review:

@@ -113,6 +113,24 @@ def open_file(path: Path) -> Iterator[tuple[Any, Callable[[], float]]]:
             ) from error
 
 
+def read_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the place, for messages, and the value of each line that is not blank.
+
+    Raises:
+        ValueError: a line is not JSON, or the file is torn; the message names it.
+    """
+    with open_file(path) as (file, _):
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                value = parse_json(line)
+            except ValueError as error:
+                raise ValueError(f"{where} is not JSON ({error}); repair it.") from error
+            yield where, value
+
+
 def _zstd(raw: BinaryIO) -> BufferedReader:
     import pyarrow
 

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.files import parse_json
 from data.text.opinions import Opinion, label_opinion
-from data.text.readers import checked_text, open_file
+from data.text.readers import checked_text, read_json_lines
 from data.text.tokenizer import TextTokenizer
 
 SOURCE = "us-appellate-opinions"
@@ -54,21 +53,15 @@ def read_documents(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """Yield the objects of JSON lines.
 
     Raises:
-        ValueError: a line is not an object with a text; the message names it.
+        ValueError: a line is not JSON, or not an object with a text; the message names it.
     """
     for path in paths:
-        with open_file(path) as (file, _):
-            for number, line in enumerate(file, start=1):
-                where = f"--text={path}, line {number}"
-                try:
-                    document = parse_json(line)
-                except ValueError as error:
-                    raise ValueError(f"{where} must be JSON, but is not ({error})") from error
-                if not isinstance(document, dict):
-                    kind = type(document).__name__
-                    raise ValueError(f"{where} must be an object with a text, but is {kind}")
-                checked_text(document.get("text"), f"{where}: field 'text'")
-                yield document
+        for where, document in read_json_lines(path):
+            if not isinstance(document, dict):
+                kind = type(document).__name__
+                raise ValueError(f"--text={where} must be an object with a text, but is {kind}")
+            checked_text(document.get("text"), f"--text={where}: field 'text'")
+            yield document
 
 
 def read_opinions(paths: Sequence[Path], n_folds: int) -> list[Opinion]:

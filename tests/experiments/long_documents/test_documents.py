@@ -14,15 +14,15 @@ def test_each_document_is_tested_once_by_a_model_that_was_not_trained_on_it():
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", r"line 2 must be JSON, but is not \("),
-        ("[1]", "line 2 must be an object with a text, but is list"),
-        ('{"source": "novels"}', "line 2: field 'text' must be a string, but is null"),
+        ("{", r"line 3 is not JSON \("),
+        ("[1]", "line 3 must be an object with a text, but is list"),
+        ('{"source": "novels"}', "line 3: field 'text' must be a string, but is null"),
     ],
 )
 def test_unreadable_documents(line, problem, tmp_path):
     file = tmp_path / "text.jsonl"
-    file.write_text(f'{{"text": "Call me"}}\n{line}\n')
-    with pytest.raises(ValueError, match=rf"--text={file}, {problem}"):
+    file.write_text(f'{{"text": "Call me"}}\n\n{line}\n')  # an empty line counts
+    with pytest.raises(ValueError, match=rf"{file}, {problem}"):
         list(read_documents([file]))
 
 
