@@ -192,7 +192,7 @@ def measure(
 
     Raises:
         ValueError: the logits of Papilio's exact attention differ from those of standard attention,
-            or torch.compile would replace standard attention.
+            torch.compile would replace standard attention, or no approximation can take the task.
     """
     # Reset, because PyTorch counts recompilations per code object, which all models share, and
     # because contenders are in reference cycles, which keep the memory of the last task's graphs.
@@ -225,6 +225,11 @@ def measure(
                 torch.cuda.reset_peak_memory_stats()
                 contender.step()
             peaks[attention] = torch.cuda.max_memory_allocated() - before if on_gpu else 0
+        if approximate and contenders.keys().isdisjoint(approximate):
+            raise ValueError(
+                f"{task}: none of the approximations can be timed, for the reasons above. If their "
+                "packages are missing, install them: pip install '.[peers]'"
+            )
         difference = logit_difference(logits, task)
         # share of non-padding tokens in a batch, over many examples
         numbers = torch.arange(min(len(curriculum.task), 1024), device=device)

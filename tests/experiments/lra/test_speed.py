@@ -68,6 +68,14 @@ def test_approximations_are_timed_in_the_same_model(tmp_path, capsys):
     assert "| standard attention | 1.00x | 1.00x |" in lines and len(lines) == 2 + 5
 
 
+def test_a_comparison_without_any_approximation_is_refused(tmp_path, capsys):
+    make_tasks(tmp_path, "listops")
+    (timed,) = timed_tasks(["listops"], tmp_path, TINY).items()
+    with pytest.raises(ValueError, match=r"listops: none .* pip install '\.\[peers\]'"):
+        next(measure(*timed, CPU, ["Longformer"], steps=1, repeats=1))
+    assert "requires a multiple of 512 tokens" in capsys.readouterr().out
+
+
 def test_layers_around_an_approximation_are_those_of_the_model():
     config = BlockConfig(n_layer=1, n_head=2, n_embd=32)
     torch.manual_seed(0)
