@@ -8,7 +8,8 @@ and other sentences with the result (data/text/opinions.py): those of TEXT, JSON
 and `source`, whose source is us-appellate-opinions. The first command writes all other documents,
 to pretrain RUN on. The second fine-tunes RUN on the first 512 to 16,384 tokens of each document,
 from its last state, in folds: each document is scored once per seed, by a model that was trained on
-others, of which an eighth chooses the epoch. Positions are extended to the longer context.
+others, of which an eighth chooses the epoch. Positions are extended to the longer context. RUN can
+be imported: python -m scripts.import_hf HuggingFaceTB/SmolLM2-135M --out RUN.
 """
 
 from argparse import Namespace
@@ -28,7 +29,8 @@ def check(args: Namespace) -> None:
 command = Command(__name__)  # small models can be fine-tuned on a CPU
 options.add_options(command)
 add = command.add
-add("--init", type=Path, metavar="RUN", help="folder of the pretrained run")
+add("--init", type=Path, metavar="RUN", help="folder of the pretrained or imported run")
+add("--name", default="GPT", help="of the model, in tables")
 add("--without-opinions", type=Path, metavar="FILE", help="write all other documents, and stop")
 add("--seeds", type=int, default=3)
 add("--epochs", type=int, default=3)
@@ -49,14 +51,14 @@ from evaluation.results import Row
 from evaluation.runs import open_run
 from experiments.long_documents.classifier import GPTClassifier, fine_tune, score
 from experiments.long_documents.documents import SOURCE, Documents, load, read_documents
-from experiments.long_documents.report import MODEL, documents_table, draw
+from experiments.long_documents.report import documents_table, draw
 from model.gpt import GPT
 
 VALIDATION = 1 / 8  # share of the training documents, to choose the epoch
 
 
 def measure(
-    source: GPT, documents: Documents, length: int, seed: int, epochs: int
+    source: GPT, documents: Documents, length: int, seed: int, epochs: int, *, name: str
 ) -> Iterator[list[Row]]:
     """Yield a row with the score of each document, by a model that was not trained on it.
 
@@ -85,7 +87,8 @@ def measure(
             raise ValueError(f"{length:,} tokens, seed {seed}: no epoch has a finite loss")
     accuracy = ((scores > 0) == np.array(labels)).mean()
     print(f"{length:,} tokens, seed {seed}: {accuracy:.1%}", flush=True)
-    yield [{"name": MODEL, "length": length, "seed": seed, "scores": scores.tolist()}]
+    row = {"name": f"fine-tuned {name}", "length": length, "seed": seed}
+    yield [row | {"scores": scores.tolist()}]
 
 
 @command.main
@@ -104,9 +107,9 @@ def main(args: Namespace) -> None:
         )
     documents = load(args.text, run.tokenizer, args.folds)
     stages = [
-        partial(measure, run.model, documents, length, seed, args.epochs)
+        partial(measure, run.model, documents, length, seed, args.epochs, name=args.name)
         for seed in range(1, args.seeds + 1)
         for length in args.lengths
     ]
-    origin = {"init": args.init.name, "pretrained_on": run.config.data.path}
+    origin = {"init": args.init.name, "name": args.name}
     measure_rows(args, stages, documents_table, draw=draw, **documents.about(), **origin)

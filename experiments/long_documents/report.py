@@ -7,15 +7,14 @@ from matplotlib.figure import Figure
 
 from evaluation.markdown import dict_table
 from evaluation.results import Row
-from evaluation.style import COLOURS, PLAIN
+from evaluation.style import PLAIN, styles_of
 from experiments.harness import Result
 from experiments.reports import interval_text, mean_text
-from experiments.style import OURS
 
 RESAMPLES = 2000
 SIMILAR = 1.25
 """Largest quotient of the numbers of tokens of two documents of similar length."""
-MODEL, WORDS, COUNT = "fine-tuned GPT", "bag of words", "number of tokens"
+WORDS, COUNT = "bag of words", "number of tokens"
 
 
 def metrics(result: Result, scores: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -76,8 +75,11 @@ def summarize(result: Result) -> list[Row]:
 
 
 def summarize_all(results: Sequence[Result]) -> list[Row]:
-    """`summarize` results, and require that they are on the same documents."""
-    for key in ("labels", "folds", "tokens"):
+    """`summarize` results, and require that they are on the same documents.
+
+    Their numbers of tokens may differ: each model has its own tokenizer.
+    """
+    for key in ("labels", "folds"):
         if any(result[key] != results[0][key] for result in results):
             raise ValueError(
                 f"results differ in {key}: measure them on the same --text and --folds"
@@ -115,7 +117,6 @@ def documents_table(*results: Result) -> str:
 def draw(*results: Result) -> Figure:
     """Draw the metrics over the number of tokens, with their intervals."""
     figure = Figure(figsize=(12, 4), layout="constrained")
-    looks = {MODEL: OURS, WORDS: COLOURS[1], COUNT: COLOURS[2]}
     titles = {
         "micro_f1": "micro-F1",
         "auc": "area under the ROC curve",
@@ -124,13 +125,13 @@ def draw(*results: Result) -> Figure:
     guesses = {"micro_f1": np.mean(results[0]["labels"]), "auc": 0.5, "similar": 0.5}
     rows = summarize_all(results)
     lengths = sorted({row["length"] for row in rows})
+    looks = styles_of(row["name"] for row in rows)
     for axes, (key, title) in zip(figure.subplots(1, len(titles)), titles.items(), strict=True):
-        for name in dict.fromkeys(row["name"] for row in rows):
+        for name, look in looks.items():
             own = [row for row in rows if row["name"] == name]
             y = np.array([row[key] for row in own])
             ends = np.abs(np.array([row[f"{key}_interval"] for row in own]).T - y)
-            look = {"color": looks[name], "marker": "o", "capsize": 3, "label": name}
-            axes.errorbar([row["length"] for row in own], y, ends, **look)
+            axes.errorbar([row["length"] for row in own], y, ends, capsize=3, label=name, **look)
         axes.axhline(guesses[key], color=PLAIN, ls=":", label="always affirmed")
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths])

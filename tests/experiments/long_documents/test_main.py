@@ -9,7 +9,7 @@ import torch
 from experiments.long_documents import __main__ as long_documents
 from experiments.long_documents import baselines
 from experiments.long_documents.documents import SOURCE, Documents, folds_of
-from experiments.long_documents.report import COUNT, MODEL, WORDS, documents_table
+from experiments.long_documents.report import COUNT, WORDS, documents_table
 from model.gpt import GPT
 from model.mask_config import MaskConfig
 
@@ -28,11 +28,11 @@ def test_scores_are_of_the_epoch_with_the_least_validation_loss(monkeypatch):
     monkeypatch.setattr(long_documents, "fine_tune", lambda *args, **options: range(3))
     monkeypatch.setattr(long_documents, "score", scores_of)
     documents = Documents([torch.zeros(4, dtype=torch.int64)] * 32, labels, folds_of(labels, 2))
-    (((row,),),) = [[*long_documents.measure(None, documents, 4, seed=1, epochs=3)]]
+    (((row,),),) = [[*long_documents.measure(None, documents, 4, seed=1, epochs=3, name="x")]]
     assert row["scores"] == [2.0] * 24 + [-2.0] * 8
     epochs = iter([float("nan")] * 3)
     with pytest.raises(ValueError, match="4 tokens, seed 1: no epoch has a finite loss"):
-        next(long_documents.measure(None, documents, 4, seed=1, epochs=3))
+        next(long_documents.measure(None, documents, 4, seed=1, epochs=3, name="x"))
 
 
 def test_command(source, tmp_path, monkeypatch, capsys):
@@ -51,25 +51,25 @@ def test_command(source, tmp_path, monkeypatch, capsys):
     assert kept == ["Call me", "It is"]
 
     tokenizer = SimpleNamespace(encode=lambda text: [ord(c) % 60 for c in text])
-    data = SimpleNamespace(path="out/data/text")
-    run = SimpleNamespace(model=source, tokenizer=tokenizer, config=SimpleNamespace(data=data))
+    run = SimpleNamespace(model=source, tokenizer=tokenizer)
     monkeypatch.setattr(long_documents, "open_run", lambda folder: run)
     monkeypatch.setattr(baselines, "load_tokenizer", lambda name: tokenizer)
     out, baselines_out = tmp_path / "result.json", tmp_path / "baselines.json"
     shared = ["--text", str(file), "--lengths", "16", "32", "--folds", "2"]
-    options = [*shared, "--init", "run", "--out", str(out), "--seeds", "1", "--epochs", "1"]
+    options = [*shared, "--init", "run", "--name", "tiny", "--out", str(out)]
+    options += ["--seeds", "1", "--epochs", "1"]
     long_documents.main(options)
     baselines.main([*shared, "--out", str(baselines_out)])
     result, of_baselines = (json.loads(path.read_text()) for path in (out, baselines_out))
-    assert (result["init"], result["pretrained_on"]) == ("run", "out/data/text")
+    assert (result["init"], result["name"]) == ("run", "tiny")
     assert sum(result["labels"]) == 12 and len(result["labels"]) == 24
-    for of, names in ((result, [MODEL]), (of_baselines, [WORDS, COUNT])):
+    for of, names in ((result, ["fine-tuned tiny"]), (of_baselines, [WORDS, COUNT])):
         found = {(row["name"], row["length"]) for row in of["rows"]}
         assert found == {(name, length) for name in names for length in (16, 32)}
         assert all(len(row["scores"]) == 24 for row in of["rows"])
     assert sorted(result["folds"]) == [0] * 12 + [1] * 12
     assert out.with_suffix(".png").stat().st_size > 1000
-    assert "| fine-tuned GPT | 32 | 1 |" in capsys.readouterr().out
+    assert "| fine-tuned tiny | 32 | 1 |" in capsys.readouterr().out
     assert documents_table(result, of_baselines).count("| 32 |") == 3
 
     run.model = GPT(replace(source.config, mask=MaskConfig(pattern="butterfly", block_size=16)))

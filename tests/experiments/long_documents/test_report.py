@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from experiments.long_documents.report import MODEL, WORDS, documents_table, metrics, summarize
+from experiments.long_documents.report import WORDS, documents_table, draw, metrics, summarize
 
 
 def described(labels, folds=None, tokens=None):
@@ -50,9 +50,9 @@ def test_summary_over_seeds_and_documents():
     right = [1.0, -1.0] * 50
     guess = [1.0, 1.0] * 50
     rows = [
-        {"name": MODEL, "length": 512, "seed": 1, "scores": guess},
-        {"name": MODEL, "length": 1024, "seed": 1, "scores": right},
-        {"name": MODEL, "length": 1024, "seed": 2, "scores": guess},
+        {"name": "fine-tuned GPT", "length": 512, "seed": 1, "scores": guess},
+        {"name": "fine-tuned GPT", "length": 1024, "seed": 1, "scores": right},
+        {"name": "fine-tuned GPT", "length": 1024, "seed": 2, "scores": guess},
         {"name": WORDS, "length": 512, "seed": 0, "scores": right},
     ]
     result = {"labels": labels, "folds": [0] * 100, "tokens": [9] * 100, "rows": rows}
@@ -64,6 +64,21 @@ def test_summary_over_seeds_and_documents():
     lines = documents_table(result).splitlines()
     assert lines[2] == "| always affirmed | - | - | 50.0 | - | - | - | - |"
     assert lines[3].startswith("| bag of words | 512 | 1 | 100.0 (100.0 to 100.0) |")
+
+
+def test_models_with_other_tokenizers_are_compared():
+    result = described(np.array([True, False] * 8)) | {
+        "rows": [{"name": "fine-tuned GPT", "length": 512, "seed": 1, "scores": [1.0, -1.0] * 8}]
+    }
+    other = described(np.array([True, False] * 8), tokens=np.arange(16) + 5) | {
+        "rows": [{"name": "fine-tuned other", "length": 512, "seed": 1, "scores": [-1.0, 1.0] * 8}]
+    }
+    lines = documents_table(result, other).splitlines()
+    assert "| fine-tuned GPT | 512 | 1 | 100.0" in lines[3]
+    assert "| fine-tuned other | 512 | 1 | 0.0" in lines[4]
+    (axes, *_) = draw(result, other).axes
+    _, names = axes.get_legend_handles_labels()
+    assert names == ["always affirmed", "fine-tuned GPT", "fine-tuned other"]
 
 
 def test_results_on_other_documents():
