@@ -2,8 +2,9 @@
 
     python -m experiments.long_documents.baselines --text TEXT... --tokenizer gpt2
 
-They are logistic regressions on the documents, tokens and folds of experiments.long_documents.
-Their strength of regularization is chosen within the training documents.
+They are logistic regressions on the documents and folds of experiments.long_documents; pass the
+tokenizer of its model to have its tokens. Their strength of regularization is chosen within the
+training documents.
 """
 
 from argparse import Namespace

@@ -1,5 +1,6 @@
 """Scores of long documents by model and length, with intervals: table and picture."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,15 +76,23 @@ def summarize(result: Result) -> list[Row]:
 
 
 def summarize_all(results: Sequence[Result]) -> list[Row]:
-    """`summarize` results, and require that they are on the same documents.
+    """`summarize` results of different models on the same documents.
 
-    Their numbers of tokens may differ: each model has its own tokenizer.
+    Their numbers of tokens, and so the pairs of similar length, may differ: each model has its own
+    tokenizer.
+
+    Raises:
+        ValueError: they are on other documents, or of models with the same name.
     """
     for key in ("labels", "folds"):
         if any(result[key] != results[0][key] for result in results):
             raise ValueError(
                 f"results differ in {key}: measure them on the same --text and --folds"
             )
+    names = Counter(name for r in results for name in {row["name"] for row in r["rows"]})
+    for name, n in names.items():
+        if n > 1:
+            raise ValueError(f"{n} results are of {name!r}: measure one with another --name")
     return [row for result in results for row in summarize(result)]
 
 

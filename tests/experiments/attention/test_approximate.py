@@ -94,6 +94,21 @@ def test_reformer_attends_from_queries_to_normalised_queries():
         assert relative_error(result, expected) < 1e-4
 
 
+@pytest.mark.parametrize("name", approximate.CAPTURABLE)
+def test_an_approximation_compiles_to_one_graph(name):
+    case = case_of(512)
+    tensors = TENSORS.get(name, lambda x: x)(make_tensors(case, CPU))
+    attention = EAGER[name](case, CPU)
+    torch.compiler.reset()
+    fast = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    results = []
+    for attend in (attention, fast):
+        torch.manual_seed(0)
+        results.append(passes(attend, tensors))
+    for result, expected in zip(*results, strict=True):
+        assert relative_error(result, expected) < 1e-5
+
+
 def test_performer_approaches_attention_with_many_features():
     pytest.importorskip("performer_pytorch")
     case = case_of(96)

@@ -79,6 +79,8 @@ def test_models_with_other_tokenizers_are_compared():
     (axes, *_) = draw(result, other).axes
     _, names = axes.get_legend_handles_labels()
     assert names == ["always affirmed", "fine-tuned GPT", "fine-tuned other"]
+    with pytest.raises(ValueError, match="2 results are of 'fine-tuned GPT': .* another --name"):
+        documents_table(result, other, result)
 
 
 def test_results_on_other_documents():

@@ -1,6 +1,7 @@
 """Times of training steps on a CPU, and what is made of the times of a made-up GPU."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -68,12 +69,19 @@ def test_approximations_are_timed_in_the_same_model(tmp_path, capsys):
     assert "| standard attention | 1.00x | 1.00x |" in lines and len(lines) == 2 + 5
 
 
-def test_a_comparison_without_any_approximation_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("Longformer", "requires a multiple of 512 tokens"), ("Linformer", "cannot be imported")],
+)
+def test_a_comparison_without_any_approximation_is_refused(
+    name, reason, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, "linformer.linformer", None)  # as if not installed
     make_tasks(tmp_path, "listops")
     (timed,) = timed_tasks(["listops"], tmp_path, TINY).items()
     with pytest.raises(ValueError, match=r"listops: none .* pip install '\.\[peers\]'"):
-        next(measure(*timed, CPU, ["Longformer"], steps=1, repeats=1))
-    assert "requires a multiple of 512 tokens" in capsys.readouterr().out
+        next(measure(*timed, CPU, [name], steps=1, repeats=1))
+    assert f"leaving out {name}, which {reason}" in capsys.readouterr().out
 
 
 def test_layers_around_an_approximation_are_those_of_the_model():
