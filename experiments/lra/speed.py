@@ -210,7 +210,9 @@ def measure(
         seed=config.run.seed, rank=0, world_size=1, device=device,
     )  # fmt: skip
     configs = configs | dict.fromkeys(approximate, config)
-    with deterministic_algorithms(config.run.deterministic):
+    compiler = torch._dynamo.config
+    limit = max(compiler.recompile_limit, len(configs))  # the model has a version for each
+    with deterministic_algorithms(config.run.deterministic), compiler.patch(recompile_limit=limit):
         contenders, logits, peaks = {}, {}, {}
         for attention, its_config in configs.items():
             before = torch.cuda.memory_allocated() if on_gpu else 0
