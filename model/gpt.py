@@ -243,7 +243,10 @@ class GPT(nn.Module):
         elif seq_len <= self.config.context_length:
             selected = positions if self.context.size > 1 else slice(past, seq_len)
             # Training follows the context, and everything else has the positions of the longest.
-            stage = f"_{index(seq_len)}" if self.training and seq_len in self._stages else ""
+            stage = ""
+            # A lookup makes compiled code valid for this length alone, so none without stages
+            if self.training and self._stages and seq_len in self._stages:
+                stage = f"_{index(seq_len)}"
             cos, sin = (getattr(self, f"rotary_{name}{stage}") for name in ("cos", "sin"))
             rotary = cos[selected], sin[selected]
         else:

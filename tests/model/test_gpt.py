@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 
 from model.config import ModelConfig
 from model.gpt import GPT
@@ -351,6 +352,17 @@ def test_compiles_without_a_graph_break(positions: str, dropout: float) -> None:
     torch.testing.assert_close(loss, expected)
     for mine, theirs in zip(compiled.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_one_graph_serves_all_lengths(positions: str) -> None:
+    torch.compiler.reset()
+    model = make_model(positions=positions, attention="sdpa", n_layer=1)
+    counter = CompileCounter()
+    compiled = torch.compile(model.hidden, fullgraph=True, backend=counter, dynamic=True)
+    for length in (17, 32, 5):
+        compiled(torch.zeros(2, length, dtype=torch.int64))
+    assert counter.frame_count == 1
 
 
 def test_errors_name_the_value_and_the_remedy() -> None:
