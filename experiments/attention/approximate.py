@@ -213,12 +213,8 @@ COMPILED: dict[str, Make] = {
     for name, make in EAGER.items()
     if name != "BigBird"  # its loops over blocks compile for minutes
 }
-CAPTURABLE = tuple(name for name in EAGER if name not in ("BigBird", "Reformer"))
-"""Approximations whose training steps were captured in CUDA graphs.
-
-BigBird draws random numbers outside of PyTorch. The Reformer compiles to one graph, but its capture
-has not been tested.
-"""
+CAPTURABLE = tuple(name for name in EAGER if name != "BigBird")
+"""Approximations that compile to one graph. BigBird draws random numbers outside of PyTorch."""
 APPROXIMATE: dict[str, Make] = {**EAGER, **COMPILED, CAUSAL: fla_linear}
 """All contenders by name."""
 

@@ -9,8 +9,8 @@ butterfly. All alternate in this process, once with CUDA graphs, as in training,
 without. The command fails if the logits of Papilio's dense attention differ from standard ones.
 --approximate adds approximations of attention from public packages (experiments.attention). They
 save some work: they have no masks for padding and no dropout, need not be deterministic, and their
-own parameters are not trained. BigBird cannot be captured in a CUDA graph, and the Reformer's
-capture has not been tested. The command fails if a task can have none of them.
+own parameters are not trained. BigBird cannot be captured in a CUDA graph. The command fails if a
+task can have none of them.
 
 If Retrieval's texts are missing, its steps are timed on the in-house pairs. These have the same
 number and length of sequences, but more padding. An interrupted run leaves its measurements in

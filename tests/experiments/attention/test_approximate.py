@@ -94,7 +94,7 @@ def test_reformer_attends_from_queries_to_normalised_queries():
         assert relative_error(result, expected) < 1e-4
 
 
-@pytest.mark.parametrize("name", [*approximate.CAPTURABLE, "Reformer"])
+@pytest.mark.parametrize("name", approximate.CAPTURABLE)
 def test_an_approximation_compiles_to_one_graph(name):
     case = case_of(512)
     tensors = TENSORS.get(name, lambda x: x)(make_tensors(case, CPU))
