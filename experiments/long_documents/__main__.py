@@ -32,7 +32,7 @@ add = command.add
 add("--init", type=Path, metavar="RUN", help="folder of the pretrained or imported run")
 add("--name", default="GPT", help="of the model, in tables")
 add("--without-opinions", type=Path, metavar="FILE", help="write all other documents, and stop")
-add("--seeds", type=int, default=3)
+add("--seeds", type=int, nargs="+", default=[1, 2, 3])
 add("--epochs", type=int, default=3)
 command.read(out="docs/results/long_documents.json", resume=True, check=check)
 
@@ -108,7 +108,7 @@ def main(args: Namespace) -> None:
     documents = load(args.text, run.tokenizer, args.folds)
     stages = [
         partial(measure, run.model, documents, length, seed, args.epochs, name=args.name)
-        for seed in range(1, args.seeds + 1)
+        for seed in args.seeds
         for length in args.lengths
     ]
     origin = {"init": args.init.name, "name": args.name}

@@ -31,13 +31,13 @@ class GPTClassifier(nn.Module):
         super().__init__()
         config, weights = source.config, source.state_dict()
         factor = max(1.0, length / config.context_length)
-        # A row must not have more tokens than there are learned positions
-        longest = max(length, ROW if config.positions == "learned" else config.context_length)
-        options: dict[str, Any] = {"context_length": longest, "context_schedule": []}
-        options["window_grows"] = False
+        options: dict[str, Any] = {"context_schedule": [], "window_grows": False}
         if config.positions == "rotary" and factor > 1:
             scaling = "linear" if config.rope_scaling == "none" else config.rope_scaling
             options |= {"rope_scaling": scaling, "rope_factor": factor * config.rope_factor}
+        # A model has positions for a whole row, but those of YaRN depend on the context
+        yarn = config.rope_scaling == "yarn"
+        options["context_length"] = max(length, config.context_length if yarn else ROW)
         self.gpt = GPT(replace(config, **options))
         if config.positions == "learned":
             # Each document in a row has positions from 0, so later ones are never read

@@ -16,6 +16,8 @@ RESAMPLES = 2000
 SIMILAR = 1.25
 """Largest quotient of the numbers of tokens of two documents of similar length."""
 WORDS, COUNT = "bag of words", "number of tokens"
+MODEL = ("init", "tokens")
+"""Keys that are equal in all results of a model."""
 
 
 def metrics(result: Result, scores: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -76,24 +78,34 @@ def summarize(result: Result) -> list[Row]:
 
 
 def summarize_all(results: Sequence[Result]) -> list[Row]:
-    """`summarize` results of different models on the same documents.
+    """`summarize` results on the same documents, of several models, or of several seeds of one.
 
-    Their numbers of tokens, and so the pairs of similar length, may differ: each model has its own
-    tokenizer.
+    The numbers of tokens of two models, and so the pairs of similar length, may differ: each has
+    its own tokenizer.
 
     Raises:
-        ValueError: they are on other documents, or of models with the same name.
+        ValueError: results are on other documents, two models have the same name, or a seed was
+            measured twice.
     """
     for key in ("labels", "folds"):
         if any(result[key] != results[0][key] for result in results):
             raise ValueError(
                 f"results differ in {key}: measure them on the same --text and --folds"
             )
-    names = Counter(name for r in results for name in {row["name"] for row in r["rows"]})
-    for name, n in names.items():
-        if n > 1:
-            raise ValueError(f"{n} results are of {name!r}: measure one with another --name")
-    return [row for result in results for row in summarize(result)]
+    models: list[Result] = []  # each with the rows of all its results
+    for result in results:
+        known = [m for m in models if all(m.get(key) == result.get(key) for key in MODEL)]
+        if known:
+            known[0]["rows"].extend(result["rows"])
+        else:
+            models.append(result | {"rows": [*result["rows"]]})
+    names = [name for model in models for name in {row["name"] for row in model["rows"]}]
+    seeds = [(row["name"], row["length"], row["seed"]) for m in models for row in m["rows"]]
+    for values, option in ((names, "--name"), (seeds, "--seeds")):
+        for value, n in Counter(values).items():
+            if n > 1:
+                raise ValueError(f"{n} results are of {value!r}: measure one with other {option}")
+    return [row for model in models for row in summarize(model)]
 
 
 def documents_table(*results: Result) -> str:

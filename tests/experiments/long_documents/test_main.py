@@ -79,7 +79,7 @@ def test_command(source, tmp_path, monkeypatch, capsys):
         long_documents.main(options)
 
 
-SIZES = {"lengths": [512], "seeds": 1, "folds": 2, "epochs": 1}
+SIZES = {"lengths": [512], "seeds": [1], "folds": 2, "epochs": 1}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,7 @@ SIZES = {"lengths": [512], "seeds": 1, "folds": 2, "epochs": 1}
         ({}, "pass either --init RUN or --without-opinions FILE"),
         ({"init": "run", "without_opinions": "file"}, "pass either --init RUN"),
         ({"init": "run", "lengths": [512, 0]}, r"--lengths=\[512, 0\] must be at least 1"),
+        ({"init": "run", "seeds": [1, -1]}, r"--seeds=\[1, -1\] must be at least 0"),
         ({"init": "run", "folds": 1}, "--folds=1 must be at least 2"),
     ],
 )

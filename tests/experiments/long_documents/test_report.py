@@ -79,8 +79,24 @@ def test_models_with_other_tokenizers_are_compared():
     (axes, *_) = draw(result, other).axes
     _, names = axes.get_legend_handles_labels()
     assert names == ["always affirmed", "fine-tuned GPT", "fine-tuned other"]
-    with pytest.raises(ValueError, match="2 results are of 'fine-tuned GPT': .* another --name"):
-        documents_table(result, other, result)
+    namesake = result | {"init": "another run"}
+    with pytest.raises(ValueError, match="2 results are of 'fine-tuned GPT': .* other --name"):
+        documents_table(result, other, namesake)
+
+
+def test_results_of_several_seeds_are_one_model():
+    of_seeds = [
+        described(np.array([True, False] * 8))
+        | {"rows": [{"name": "fine-tuned GPT", "length": 512, "seed": seed, "scores": scores}]}
+        for seed, scores in ((1, [1.0, -1.0] * 8), (2, [-1.0, 1.0] * 8))
+    ]
+    lines = documents_table(*of_seeds).splitlines()
+    assert lines[3].startswith("| fine-tuned GPT | 512 | 2 | 50.0 (")
+    assert [len(result["rows"]) for result in of_seeds] == [1, 1]
+    with pytest.raises(
+        ValueError, match=r"2 results are of \('fine-tuned GPT', 512, 1\): .* other --seeds"
+    ):
+        documents_table(*of_seeds, of_seeds[0])
 
 
 def test_results_on_other_documents():
