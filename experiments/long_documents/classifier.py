@@ -16,7 +16,7 @@ from training.config import AdamWConfig
 from training.numerics import autocast
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 
-ROW = 65_536  # tokens of the documents in one row, at most
+ROW = 65_536  # tokens of the documents in one row
 BATCH = 16  # documents
 LR, WARM_UP = 5e-5, 0.1  # share of the steps
 
@@ -27,17 +27,21 @@ class GPTClassifier(nn.Module):
     """A GPT with a linear layer on the last state of each document."""
 
     def __init__(self, source: GPT, length: int) -> None:
-        """Copy a trained GPT, with positions for documents of `length` tokens."""
+        """Copy a trained GPT, with positions for documents of `length` tokens.
+
+        Rotary positions beyond its context are scaled by YaRN, unless it has another scaling.
+        Learned ones are interpolated.
+        """
         super().__init__()
         config, weights = source.config, source.state_dict()
-        factor = max(1.0, length / config.context_length)
-        options: dict[str, Any] = {"context_schedule": [], "window_grows": False}
-        if config.positions == "rotary" and factor > 1:
-            scaling = "linear" if config.rope_scaling == "none" else config.rope_scaling
-            options |= {"rope_scaling": scaling, "rope_factor": factor * config.rope_factor}
-        # A model has positions for a whole row, but those of YaRN depend on the context
-        yarn = config.rope_scaling == "yarn"
-        options["context_length"] = max(length, config.context_length if yarn else ROW)
+        scaling, factor = config.rope_scaling, config.rope_factor
+        if config.positions == "rotary" and length > config.context_length:
+            scaling = "yarn" if scaling == "none" else scaling
+            factor *= length / config.context_length
+        # The context is that of a row of documents, but YaRN's frequencies depend on the context
+        self.row_size = max(length, config.context_length if scaling == "yarn" else ROW)
+        options: dict[str, Any] = {"rope_scaling": scaling, "rope_factor": factor}
+        options |= {"context_length": self.row_size, "context_schedule": [], "window_grows": False}
         self.gpt = GPT(replace(config, **options))
         if config.positions == "learned":
             # Each document in a row has positions from 0, so later ones are never read
@@ -66,11 +70,11 @@ class GPTClassifier(nn.Module):
         return self.head(states[0, last].float())
 
 
-def rows_of(documents: Sequence[Tensor], order: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indices of documents, in this order, that fit into a row together."""
+def rows_of(documents: Sequence[Tensor], order: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Yield the indices of documents, in this order, that fit into a row of `size` tokens."""
     row: list[int] = []
     for index in order:
-        if row and sum(len(documents[i]) for i in (*row, index)) > ROW:
+        if row and sum(len(documents[i]) for i in (*row, index)) > size:
             yield row
             row = []
         row.append(index)
@@ -94,7 +98,7 @@ def fine_tune(
         for first in range(0, len(shuffled), BATCH):
             batch = shuffled[first : first + BATCH]
             set_learning_rate(optimizer, learning_rate(next(steps), config))
-            for row in rows_of(documents, batch):
+            for row in rows_of(documents, batch, model.row_size):
                 logits = model([documents[i] for i in row])
                 loss = F.cross_entropy(logits, labels[row], reduction="sum") / len(batch)
                 loss.backward()
@@ -109,7 +113,7 @@ def score(model: GPTClassifier, documents: Sequence[Tensor], indices: Sequence[i
     """Log-odds of an affirmed judgment of the documents with these indices."""
     model.eval()
     scores: list[float] = []
-    for row in rows_of(documents, indices):
+    for row in rows_of(documents, indices, model.row_size):
         logits = model([documents[i] for i in row])
         scores += (logits[:, 1] - logits[:, 0]).tolist()
     return scores
