@@ -111,5 +111,5 @@ def main(args: Namespace) -> None:
         for seed in args.seeds
         for length in args.lengths
     ]
-    origin = {"init": args.init.name, "name": args.name}
+    origin = {"init": args.init.name, "name": args.name, "epochs": args.epochs}
     measure_rows(args, stages, documents_table, draw=draw, **documents.about(), **origin)

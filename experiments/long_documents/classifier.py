@@ -16,7 +16,7 @@ from training.config import AdamWConfig
 from training.numerics import autocast
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 
-ROW = 65_536  # tokens of the documents in one row
+ROW = 65_536  # tokens of the documents in one row, at most; a longer document has its own
 BATCH = 16  # documents
 LR, WARM_UP = 5e-5, 0.1  # share of the steps
 
@@ -38,10 +38,12 @@ class GPTClassifier(nn.Module):
         if config.positions == "rotary" and length > config.context_length:
             scaling = "yarn" if scaling == "none" else scaling
             factor *= length / config.context_length
-        # The context is that of a row of documents, but YaRN's frequencies depend on the context
-        self.row_size = max(length, config.context_length if scaling == "yarn" else ROW)
+        context = max(length, config.context_length)
+        if scaling != "yarn":  # whose frequencies depend on the context
+            context = max(context, ROW)
+        self.row_size = min(context, ROW)
         options: dict[str, Any] = {"rope_scaling": scaling, "rope_factor": factor}
-        options |= {"context_length": self.row_size, "context_schedule": [], "window_grows": False}
+        options |= {"context_length": context, "context_schedule": [], "window_grows": False}
         self.gpt = GPT(replace(config, **options))
         if config.positions == "learned":
             # Each document in a row has positions from 0, so later ones are never read

@@ -17,8 +17,10 @@ def add_options(command: Command) -> None:
 
 
 def check(args: Namespace) -> None:
-    """Raise ValueError if a number is too small."""
+    """Raise ValueError if a number is too small, or repeated."""
     for name, value in vars(args).items():
         values = value if isinstance(value, list) else [value]
         if name in LEAST and min(values) < LEAST[name]:
             raise ValueError(f"--{name}={value} must be at least {LEAST[name]}")
+        if name in LEAST and len(set(values)) < len(values):
+            raise ValueError(f"--{name}={value} must not repeat a number: each is measured once")

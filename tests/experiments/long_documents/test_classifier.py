@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from experiments.long_documents import classifier
 from experiments.long_documents.classifier import GPTClassifier, fine_tune, rows_of, score
@@ -75,6 +76,36 @@ def test_rotary_frequencies_are_those_of_the_run(scaling):
     expected = source.hidden(document[None])
     for length in (8, 16):
         assert torch.allclose(GPTClassifier(source, length).gpt.hidden(document[None]), expected)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "trained", "length", "context", "row_size"),
+    [
+        ("none", 16, 8, 64, 64),
+        ("none", 128, 8, 128, 64),
+        ("none", 16, 32, 32, 32),  # becomes YaRN
+        ("linear", 16, 32, 64, 64),
+        ("yarn", 16, 8, 16, 16),
+        ("yarn", 128, 8, 128, 64),
+        ("yarn", 128, 256, 256, 64),
+    ],
+)
+def test_rows_end_within_the_context_and_the_limit(scaling, trained, length, context, row_size):
+    factor = 1.0 if scaling == "none" else 4.0
+    options = {"positions": "rotary", "rope_scaling": scaling, "rope_factor": factor}
+    source = GPT(ModelConfig(**SHAPE | {"context_length": trained}, **options))
+    model = GPTClassifier(source, length)
+    assert (model.gpt.config.context_length, model.row_size) == (context, row_size)
+
+
+def test_one_graph_serves_the_rows_of_all_lengths(source):
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(GPT.hidden, fullgraph=True, dynamic=True, backend=counter)
+    for length, size in ((8, 64), (16, 33), (16, 5)):
+        tokens = torch.zeros(1, size, dtype=torch.int64)
+        compiled(GPTClassifier(source, length).gpt, tokens, doc_start=tokens.int())
+    assert counter.frame_count == 1
 
 
 def test_rows_hold_as_many_documents_as_fit():

@@ -89,6 +89,7 @@ SIZES = {"lengths": [512], "seeds": [1], "folds": 2, "epochs": 1}
         ({"init": "run", "without_opinions": "file"}, "pass either --init RUN"),
         ({"init": "run", "lengths": [512, 0]}, r"--lengths=\[512, 0\] must be at least 1"),
         ({"init": "run", "seeds": [1, -1]}, r"--seeds=\[1, -1\] must be at least 0"),
+        ({"init": "run", "seeds": [1, 2, 1]}, r"--seeds=\[1, 2, 1\] must not repeat a number"),
         ({"init": "run", "folds": 1}, "--folds=1 must be at least 2"),
     ],
 )

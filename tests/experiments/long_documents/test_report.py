@@ -79,9 +79,9 @@ def test_models_with_other_tokenizers_are_compared():
     (axes, *_) = draw(result, other).axes
     _, names = axes.get_legend_handles_labels()
     assert names == ["always affirmed", "fine-tuned GPT", "fine-tuned other"]
-    namesake = result | {"init": "another run"}
-    with pytest.raises(ValueError, match="2 results are of 'fine-tuned GPT': .* other --name"):
-        documents_table(result, other, namesake)
+    for change in ({"init": "another run"}, {"epochs": 1}):
+        with pytest.raises(ValueError, match="2 results are of 'fine-tuned GPT': .* other --name"):
+            documents_table(result, other, result | change)
 
 
 def test_results_of_several_seeds_are_one_model():
