@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -16,15 +17,17 @@ from training.config import AdamWConfig
 from training.numerics import autocast
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 
-ROW = 65_536  # tokens of the documents in one row, at most; a longer document has its own
+ROW = 32_768  # tokens of the documents in one row, at most; a longer document has its own
 BATCH = 16  # documents
 LR, WARM_UP = 5e-5, 0.1  # share of the steps
-
-compiled_hidden = torch.compile(GPT.hidden, dynamic=True)  # one graph for all lengths and models
+MOST_VERSIONS = 64  # of the compiled code of a block
 
 
 class GPTClassifier(nn.Module):
-    """A GPT with a linear layer on the last state of each document."""
+    """A GPT with a linear layer on the last state of each document.
+
+    Created on a GPU, it is compiled, and computes in bfloat16.
+    """
 
     def __init__(self, source: GPT, length: int) -> None:
         """Copy a trained GPT, with positions for documents of `length` tokens.
@@ -54,22 +57,30 @@ class GPTClassifier(nn.Module):
         self.head = nn.Linear(config.n_embd, 2)
         nn.init.normal_(self.head.weight, std=INIT_STD)
         nn.init.zeros_(self.head.bias)
+        if self.head.weight.is_cuda:
+            compile_blocks(self.gpt)
 
     def forward(self, documents: Sequence[Tensor]) -> Tensor:
-        """Compute logits (n, 2) fp32 of documents, (T,) int64 each, that fit into one row.
-
-        On a GPU compiled, and in bfloat16.
-        """
+        """Compute logits (n, 2) fp32 of documents, (T,) int64 each, that fit into one row."""
         device = documents[0].device
         lengths = torch.tensor([len(x) for x in documents])  # on the CPU: nothing waits for a GPU
         starts = lengths.cumsum(0) - lengths
         doc_start = starts.repeat_interleave(lengths).int()[None].to(device)
         last = (starts + lengths - 1).to(device)
-        on_gpu = device.type == "cuda"
-        hidden = compiled_hidden if on_gpu else GPT.hidden
-        with autocast("bfloat16" if on_gpu else "float32", device):
-            states = hidden(self.gpt, torch.cat(list(documents))[None], doc_start=doc_start)
+        with autocast("bfloat16" if device.type == "cuda" else "float32", device):
+            states = self.gpt.hidden(torch.cat(list(documents))[None], doc_start=doc_start)
         return self.head(states[0, last].float())
+
+
+def compile_blocks(gpt: GPT, backend: Any = "inductor") -> None:
+    """Compile each block of a GPT, for rows of any length.
+
+    Code for dynamic shapes still assumes a range of lengths, and is compiled again for others. Of a
+    block, whose code all layers and models share, that takes seconds; of a whole model, minutes.
+    """
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, MOST_VERSIONS)
+    gpt.compile_parts(partial(torch.compile, fullgraph=True, dynamic=True, backend=backend))
 
 
 def rows_of(documents: Sequence[Tensor], order: Sequence[int], size: int) -> Iterator[list[int]]:

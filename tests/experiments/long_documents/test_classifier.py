@@ -3,11 +3,17 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from experiments.long_documents import classifier
-from experiments.long_documents.classifier import GPTClassifier, fine_tune, rows_of, score
+from experiments.long_documents.classifier import (
+    GPTClassifier,
+    compile_blocks,
+    fine_tune,
+    rows_of,
+    score,
+)  # fmt: skip
 from model.config import ModelConfig
 from model.gpt import GPT
 
-SHAPE = {"vocab_size": 60, "n_layer": 2, "n_head": 2, "n_embd": 32, "context_length": 16}
+SHAPE = {"vocab_size": 60, "n_layer": 3, "n_head": 2, "n_embd": 32, "context_length": 16}
 
 
 def random_documents(*lengths):
@@ -48,17 +54,16 @@ def test_positions_are_extended(source):
 def test_compiled_models_have_the_gradients_of_eager_ones(positions, monkeypatch):
     monkeypatch.setattr(classifier, "ROW", 256)
     source, graphs = GPT(ModelConfig(**SHAPE, positions=positions)), []
-    compiled_hidden = classifier.compiled_hidden
     for length, sizes in ((16, (16, 5)), (32, (32, 9, 17)), (128, (128, 3))):
         with torch.device("cuda"):
             model = GPTClassifier(source, length)
         torch.nn.init.normal_(model.head.weight)
         documents = [document.cuda() for document in random_documents(*sizes)]
         results = []
-        for hidden in (compiled_hidden, GPT.hidden):
-            monkeypatch.setattr(classifier, "compiled_hidden", hidden)
-            logits = model(documents)
-            grads = torch.autograd.grad(logits[:, 0].sum(), [*model.parameters()])
+        for stance in ("default", "force_eager"):
+            with torch.compiler.set_stance(stance):
+                logits = model(documents)
+                grads = torch.autograd.grad(logits[:, 0].sum(), [*model.parameters()])
             results.append(torch.cat([logits.flatten(), *(grad.flatten() for grad in grads)]))
         assert (results[0] - results[1]).norm() < 0.02 * results[1].norm()
         graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -98,14 +103,15 @@ def test_rows_end_within_the_context_and_the_limit(scaling, trained, length, con
     assert (model.gpt.config.context_length, model.row_size) == (context, row_size)
 
 
-def test_one_graph_serves_the_rows_of_all_lengths(source):
+def test_code_of_a_block_serves_all_models_blocks_and_lengths(source):
     torch.compiler.reset()
     counter = CompileCounter()
-    compiled = torch.compile(GPT.hidden, fullgraph=True, dynamic=True, backend=counter)
-    for length, size in ((8, 64), (16, 33), (16, 5)):
+    for length, size in ((8, 60), (16, 33), (16, 5)):
+        gpt = GPTClassifier(source, length).gpt
+        compile_blocks(gpt, counter)
         tokens = torch.zeros(1, size, dtype=torch.int64)
-        compiled(GPTClassifier(source, length).gpt, tokens, doc_start=tokens.int())
-    assert counter.frame_count == 1
+        gpt.hidden(tokens, doc_start=tokens.int())
+    assert counter.frame_count == 3  # the embedding, the first block and all others
 
 
 def test_rows_hold_as_many_documents_as_fit():
