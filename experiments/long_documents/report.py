@@ -137,7 +137,7 @@ def documents_table(*results: Result) -> str:
 
 def draw(*results: Result) -> Figure:
     """Draw the metrics over the number of tokens, with their intervals."""
-    figure = Figure(figsize=(12, 4), layout="constrained")
+    figure = Figure(figsize=(12, 4.4), layout="constrained")
     titles = {
         "micro_f1": "micro-F1",
         "auc": "area under the ROC curve",
@@ -157,5 +157,6 @@ def draw(*results: Result) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths])
         axes.set(xlabel="tokens of a document", title=title)
-    figure.axes[0].legend(frameon=False)
+    names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*names, loc="outside lower center", ncols=len(looks) + 1, frameon=False)
     return figure
