@@ -27,6 +27,7 @@ import numpy as np
 from data.text.tokenizer import load_tokenizer
 from evaluation.results import Row
 from experiments.long_documents.documents import Documents, load
+from experiments.long_documents.regression import score_by_regression
 from experiments.long_documents.report import COUNT, WORDS, documents_table
 
 
@@ -38,9 +39,6 @@ def words_and_pairs(ids: list[int]) -> list[str]:
 def measure(documents: Documents, length: int) -> Iterator[list[Row]]:
     """Yield rows with the score of each document by the two logistic regressions."""
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV
-    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import FunctionTransformer
 
     ids = [document[:length].tolist() for document in documents.tokens]
@@ -48,15 +46,7 @@ def measure(documents: Documents, length: int) -> Iterator[list[Row]]:
     words = TfidfVectorizer(analyzer=terms, min_df=4, sublinear_tf=True)
     n_tokens = FunctionTransformer(lambda rows: np.log([[len(x)] for x in rows]))
     for name, features in ((WORDS, words), (COUNT, n_tokens)):
-        scores = np.zeros(len(ids))
-        for train, test in documents.folds:
-            regression = GridSearchCV(
-                LogisticRegression(max_iter=1000), {"C": [0.01, 0.1, 1.0, 10.0, 100.0]},
-                scoring="roc_auc", cv=3,
-            )  # fmt: skip
-            model = make_pipeline(features, regression)
-            model.fit([ids[i] for i in train], [documents.labels[i] for i in train])
-            scores[test] = model.decision_function([ids[i] for i in test])
+        scores = score_by_regression(documents, ids, features, [0.01, 0.1, 1.0, 10.0, 100.0])
         yield [{"name": name, "length": length, "seed": 0, "scores": scores.tolist()}]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +22,24 @@ BATCH = 16  # documents
 LR, WARM_UP = 5e-5, 0.1  # share of the steps
 MOST_VERSIONS = 64  # of the compiled code of a block
 
+Pooling = Literal["mean", "last"]
+"""State of a document: the mean of those of its tokens, or that of the last one."""
+
 
 class GPTClassifier(nn.Module):
-    """A GPT with a linear layer on the last state of each document.
+    """A GPT with a linear layer on the mean of a document's states, or on the last one.
 
     Created on a GPU, it is compiled, and computes in bfloat16.
     """
 
-    def __init__(self, source: GPT, length: int) -> None:
+    def __init__(self, source: GPT, length: int, pooling: Pooling = "mean") -> None:
         """Copy a trained GPT, with positions for documents of `length` tokens.
 
         Rotary positions beyond its context are scaled by YaRN, unless it has another scaling.
         Learned ones are interpolated.
         """
         super().__init__()
+        self.pooling = pooling
         config, weights = source.config, source.state_dict()
         scaling, factor = config.rope_scaling, config.rope_factor
         if config.positions == "rotary" and length > config.context_length:
@@ -62,14 +66,19 @@ class GPTClassifier(nn.Module):
 
     def forward(self, documents: Sequence[Tensor]) -> Tensor:
         """Compute logits (n, 2) fp32 of documents, (T,) int64 each, that fit into one row."""
+        return self.head(self.pool(documents))
+
+    def pool(self, documents: Sequence[Tensor]) -> Tensor:
+        """Compute one state of each document, (n, C) fp32."""
         device = documents[0].device
         lengths = torch.tensor([len(x) for x in documents])  # on the CPU: nothing waits for a GPU
         starts = lengths.cumsum(0) - lengths
         doc_start = starts.repeat_interleave(lengths).int()[None].to(device)
-        last = (starts + lengths - 1).to(device)
         with autocast("bfloat16" if device.type == "cuda" else "float32", device):
-            states = self.gpt.hidden(torch.cat(list(documents))[None], doc_start=doc_start)
-        return self.head(states[0, last].float())
+            states = self.gpt.hidden(torch.cat(list(documents))[None], doc_start=doc_start)[0]
+        if self.pooling == "last":
+            return states[(starts + lengths - 1).to(device)].float()
+        return torch.segment_reduce(states.float(), "mean", lengths=lengths.to(device), unsafe=True)
 
 
 def compile_blocks(gpt: GPT, backend: Any = "inductor") -> None:
@@ -119,6 +128,14 @@ def fine_tune(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         yield
+
+
+@torch.no_grad()
+def pooled_states(model: GPTClassifier, documents: Sequence[Tensor]) -> Tensor:
+    """State of each document, (n, C) fp32."""
+    model.eval()
+    rows = rows_of(documents, range(len(documents)), model.row_size)
+    return torch.cat([model.pool([documents[i] for i in row]) for row in rows])
 
 
 @torch.no_grad()

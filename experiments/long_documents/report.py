@@ -16,7 +16,7 @@ RESAMPLES = 2000
 SIMILAR = 1.25
 """Largest quotient of the numbers of tokens of two documents of similar length."""
 WORDS, COUNT = "bag of words", "number of tokens"
-MODEL = ("init", "epochs", "tokens")
+MODEL = ("init", "epochs", "pooling", "tokens")
 """Keys that are equal in all results of a model."""
 
 

@@ -7,6 +7,7 @@ from experiments.long_documents.classifier import (
     GPTClassifier,
     compile_blocks,
     fine_tune,
+    pooled_states,
     rows_of,
     score,
 )  # fmt: skip
@@ -21,8 +22,9 @@ def random_documents(*lengths):
     return [torch.randint(60, (n,), generator=generator) for n in lengths]
 
 
-def test_documents_in_a_row_do_not_see_each_other(source):
-    model = GPTClassifier(source, 32).eval()
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_documents_in_a_row_do_not_see_each_other(source, pooling):
+    model = GPTClassifier(source, 32, pooling).eval()
     torch.nn.init.normal_(model.head.weight)
     documents = random_documents(7, 1, 32, 16)  # 56 tokens
     together = model(documents)
@@ -32,10 +34,20 @@ def test_documents_in_a_row_do_not_see_each_other(source):
 
 
 def test_short_documents_keep_the_positions_of_pretraining(source):
-    model = GPTClassifier(source, 16).eval()
     documents = random_documents(16)
-    expected = model.head(source.hidden(documents[0][None])[:, -1])
-    assert torch.allclose(model(documents), expected, atol=1e-5)
+    states = source.hidden(documents[0][None])
+    for pooling, expected in (("mean", states.mean(1)), ("last", states[:, -1])):
+        model = GPTClassifier(source, 16, pooling).eval()
+        assert torch.allclose(model.pool(documents), expected, atol=1e-5)
+        assert model(documents).equal(model.head(model.pool(documents)))
+
+
+def test_states_of_documents_in_several_rows(source):
+    model = GPTClassifier(source, 32)
+    documents = random_documents(30, 32, 5, 16)  # rows hold 64 tokens
+    states = pooled_states(model, documents)
+    alone = torch.cat([model.pool([document]) for document in documents])
+    assert not states.requires_grad and torch.allclose(states, alone, atol=1e-5)
 
 
 def test_positions_are_extended(source):

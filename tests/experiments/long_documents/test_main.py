@@ -13,6 +13,8 @@ from experiments.long_documents.report import COUNT, WORDS, documents_table
 from model.gpt import GPT
 from model.mask_config import MaskConfig
 
+X = {"name": "x", "pooling": "mean"}
+
 
 def test_scores_are_of_the_epoch_with_the_least_validation_loss(monkeypatch):
     labels = [True] * 24 + [False] * 8
@@ -28,11 +30,11 @@ def test_scores_are_of_the_epoch_with_the_least_validation_loss(monkeypatch):
     monkeypatch.setattr(long_documents, "fine_tune", lambda *args, **options: range(3))
     monkeypatch.setattr(long_documents, "score", scores_of)
     documents = Documents([torch.zeros(4, dtype=torch.int64)] * 32, labels, folds_of(labels, 2))
-    (((row,),),) = [[*long_documents.measure(None, documents, 4, seed=1, epochs=3, name="x")]]
+    (((row,),),) = [[*long_documents.measure(None, documents, 4, seed=1, epochs=3, **X)]]
     assert row["scores"] == [2.0] * 24 + [-2.0] * 8
     epochs = iter([float("nan")] * 3)
     with pytest.raises(ValueError, match="4 tokens, seed 1: no epoch has a finite loss"):
-        next(long_documents.measure(None, documents, 4, seed=1, epochs=3, name="x"))
+        next(long_documents.measure(None, documents, 4, seed=1, epochs=3, **X))
 
 
 def test_command(source, tmp_path, monkeypatch, capsys):
@@ -59,18 +61,22 @@ def test_command(source, tmp_path, monkeypatch, capsys):
     options = [*shared, "--init", "run", "--name", "tiny", "--out", str(out)]
     options += ["--seeds", "1", "--epochs", "1"]
     long_documents.main(options)
+    frozen_out = tmp_path / "frozen.json"
+    long_documents.main([*options, "--frozen", "--out", str(frozen_out)])
     baselines.main([*shared, "--out", str(baselines_out)])
-    result, of_baselines = (json.loads(path.read_text()) for path in (out, baselines_out))
-    assert (result["init"], result["name"]) == ("run", "tiny")
+    outs = (out, frozen_out, baselines_out)
+    result, frozen, of_baselines = (json.loads(path.read_text()) for path in outs)
+    assert (result["init"], result["name"], result["pooling"]) == ("run", "tiny", "mean")
     assert sum(result["labels"]) == 12 and len(result["labels"]) == 24
-    for of, names in ((result, ["fine-tuned tiny"]), (of_baselines, [WORDS, COUNT])):
+    expected = (["fine-tuned tiny"], ["frozen tiny"], [WORDS, COUNT])
+    for of, names in zip((result, frozen, of_baselines), expected, strict=True):
         found = {(row["name"], row["length"]) for row in of["rows"]}
         assert found == {(name, length) for name in names for length in (16, 32)}
         assert all(len(row["scores"]) == 24 for row in of["rows"])
     assert sorted(result["folds"]) == [0] * 12 + [1] * 12
     assert out.with_suffix(".png").stat().st_size > 1000
     assert "| fine-tuned tiny | 32 | 1 |" in capsys.readouterr().out
-    assert documents_table(result, of_baselines).count("| 32 |") == 3
+    assert documents_table(result, frozen, of_baselines).count("| 32 |") == 4
 
     run.model = GPT(replace(source.config, mask=MaskConfig(pattern="butterfly", block_size=16)))
     with pytest.raises(
