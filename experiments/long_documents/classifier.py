@@ -70,15 +70,18 @@ class GPTClassifier(nn.Module):
 
     def pool(self, documents: Sequence[Tensor]) -> Tensor:
         """Compute one state of each document, (n, C) fp32."""
-        device = documents[0].device
-        lengths = torch.tensor([len(x) for x in documents])  # on the CPU: nothing waits for a GPU
-        starts = lengths.cumsum(0) - lengths
-        doc_start = starts.repeat_interleave(lengths).int()[None].to(device)
+        row, device = torch.cat(list(documents))[None], documents[0].device
+        lengths = torch.tensor([len(x) for x in documents])
+        starts = (lengths.cumsum(0) - lengths).to(device)
+        lengths = lengths.to(device)
+        # With its size given, nothing waits for a GPU
+        doc_start = starts.repeat_interleave(lengths, output_size=row.numel())[None].int()
         with autocast("bfloat16" if device.type == "cuda" else "float32", device):
-            states = self.gpt.hidden(torch.cat(list(documents))[None], doc_start=doc_start)[0]
+            states = self.gpt.hidden(row, doc_start=doc_start)[0].float()
         if self.pooling == "last":
-            return states[(starts + lengths - 1).to(device)].float()
-        return torch.segment_reduce(states.float(), "mean", lengths=lengths.to(device), unsafe=True)
+            return states[starts + lengths - 1]
+        # A product, because torch.segment_reduce adds one token after another on a GPU
+        return (doc_start == starts[:, None]) / lengths[:, None] @ states
 
 
 def compile_blocks(gpt: GPT, backend: Any = "inductor") -> None:
