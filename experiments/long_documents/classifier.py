@@ -17,7 +17,11 @@ from training.config import AdamWConfig
 from training.numerics import autocast
 from training.optim import learning_rate, make_optimizer, set_learning_rate
 
-ROW = 32_768  # tokens of the documents in one row, at most; a longer document has its own
+ROW = {"cuda": 32_768, "cpu": 1}
+"""Tokens of the documents in one row, at most; a longer document has its own.
+
+On a CPU every document has, because attention there also computes what documents hide.
+"""
 BATCH = 16  # documents
 LR, WARM_UP = 5e-5, 0.1  # share of the steps
 MOST_VERSIONS = 64  # of the compiled code of a block
@@ -46,9 +50,10 @@ class GPTClassifier(nn.Module):
             scaling = "yarn" if scaling == "none" else scaling
             factor *= length / config.context_length
         context = max(length, config.context_length)
+        limit = ROW[torch.get_default_device().type]
         if scaling != "yarn":  # whose frequencies depend on the context
-            context = max(context, ROW)
-        self.row_size = min(context, ROW)
+            context = max(context, limit)
+        self.row_size = min(context, limit)
         options: dict[str, Any] = {"rope_scaling": scaling, "rope_factor": factor}
         options |= {"context_length": context, "context_schedule": [], "window_grows": False}
         self.gpt = GPT(replace(config, **options))

@@ -18,4 +18,4 @@ def source(request):
 
 @pytest.fixture(autouse=True)
 def short_rows(monkeypatch):
-    monkeypatch.setattr(classifier, "ROW", 64)
+    monkeypatch.setattr(classifier, "ROW", {"cuda": 64, "cpu": 64})

@@ -64,7 +64,7 @@ def test_positions_are_extended(source):
 @pytest.mark.gpu
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_compiled_models_have_the_gradients_of_eager_ones(positions, monkeypatch):
-    monkeypatch.setattr(classifier, "ROW", 256)
+    monkeypatch.setitem(classifier.ROW, "cuda", 256)
     source, graphs = GPT(ModelConfig(**SHAPE, positions=positions)), []
     for length, sizes in ((16, (16, 5)), (32, (32, 9, 17)), (128, (128, 3))):
         with torch.device("cuda"):
@@ -124,6 +124,13 @@ def test_code_of_a_block_serves_all_models_blocks_and_lengths(source):
         tokens = torch.zeros(1, size, dtype=torch.int64)
         gpt.hidden(tokens, doc_start=tokens.int())
     assert counter.frame_count == 3  # the embedding, the first block and all others
+
+
+def test_each_document_has_its_own_row_on_a_cpu(source, monkeypatch):
+    monkeypatch.undo()
+    documents = random_documents(5, 1, 16)
+    rows = rows_of(documents, range(3), GPTClassifier(source, 16).row_size)
+    assert list(rows) == [[0], [1], [2]]
 
 
 def test_rows_hold_as_many_documents_as_fit():
