@@ -14,7 +14,7 @@ RESULTS = (
     "table4_recipe_held_out",
     "recipe_removed", "recipe_first", "recipe_first_step",
     "time_to_loss", "table4_modern", "passkey", "long_documents", "long_documents_imported",
-    "long_documents_baselines",
+    "long_documents_frozen", "long_documents_baselines",
     "pathx", "lra", "lra_rotary", "lra_pretrained", "lra_speed", "lra_speed_approximate",
     "pathfinder_baselines", "pathfinder_tracing", "pathfinder_tracing_32", "pathfinder_speed",
     "compare_training_gpt2_small_1k", "compare_training_gpt2_small_4k", "train_speed",
