@@ -92,8 +92,8 @@ class GPTClassifier(nn.Module):
 def compile_blocks(gpt: GPT, backend: Any = "inductor") -> None:
     """Compile each block of a GPT, for rows of any length.
 
-    Code for dynamic shapes still assumes a range of lengths, and is compiled again for others. Of a
-    block, whose code all layers and models share, that takes seconds; of a whole model, minutes.
+    Code for dynamic shapes still assumes a range of lengths, and is compiled again for others. That
+    is quicker for a block, whose code all layers and models share, than for a whole model.
     """
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, MOST_VERSIONS)
