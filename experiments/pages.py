@@ -56,10 +56,8 @@ COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_trainin
 _BY_TOKENS = ("minutes", "minutes_131k", "hours", "billion")
 """Budgets of Table 4, by training tokens."""
 _REPEATS = ("repeats_minutes_131k_1k", "repeats", "repeats_1k", "repeats_billion")
-_LONG_DOCUMENTS = (
-    *("long_documents", "long_documents_imported", "long_documents_frozen"),
-    "long_documents_baselines",
-)
+_LONG_DOCUMENTS = ("long_documents_imported", "long_documents_frozen", "long_documents_baselines")
+_LAST_STATE = ("long_documents_last_state", "long_documents_imported_last_state")
 TEXT_TRIALS = (
     *("lra_rotary", "lra_pretrained", "lra_text/at_rest/lra_rotary"),
     *("lra_text/at_rest/lra_pretrained", "lra_text/at_rest_5e-4/lra_rotary"),
@@ -156,6 +154,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "modern_answers": _of(table4.differences_table, "table4_modern"),
     "passkey": _of(passkey.runs_table, "passkey"),
     "long_documents": _of(long_documents.documents_table, *_LONG_DOCUMENTS),
+    "long_documents_last_state": _of(long_documents.documents_table, *_LAST_STATE),
     "pathx": _of(pathx.accuracy_table, "pathx"),
     "pathx_runs": _of(pathx.runs_table, "pathx"),
     "pathx_baselines": _of(pathx.baselines_table, "pathfinder_baselines"),
