@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from evaluation.markdown import dict_table
 from evaluation.results import Row
+from evaluation.statistics import Estimate, paired_half_width, widen
 from evaluation.style import PLAIN, styles_of
 from experiments.harness import Result
 from experiments.reports import interval_text, mean_text
@@ -21,14 +22,14 @@ MODEL = ("init", "epochs", "pooling", "tokens")
 
 
 def metrics(result: Result, scores: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Micro-F1, which is the accuracy here, and areas under the ROC curve, (R, S) each.
+    """Micro-F1, which is the accuracy here, and areas under the ROC curve, (R,) each.
 
     An area is the share of correctly ordered pairs, of documents that one model scored. `similar`
     counts only pairs of similar length, which the number of tokens hardly orders.
 
     Args:
         result: labels, folds and numbers of tokens of n documents.
-        scores: (S, n), of S seeds.
+        scores: (n,)
         weights: (R, n) integers, how often each document counts in each of R samples.
     """
     labels, folds = np.array(result["labels"], bool), np.array(result["folds"])
@@ -36,45 +37,52 @@ def metrics(result: Result, scores: np.ndarray, weights: np.ndarray) -> dict[str
     yes, no = weights[:, labels].astype(float), weights[:, ~labels]  # float products are fast
     compared = folds[labels][:, None] == folds[~labels]
     differ = np.abs(tokens[labels][:, None] - tokens[~labels])
-    ordered = [np.sign(row[labels][:, None] - row[~labels]) / 2 + 0.5 for row in scores]
+    ordered = np.sign(scores[labels][:, None] - scores[~labels]) / 2 + 0.5
     areas = {}
     for key, pairs in (("auc", compared), ("similar", compared & (differ < np.log(SIMILAR)))):
         n_pairs = np.maximum(1, ((yes @ pairs) * no).sum(1))
-        won = [((yes @ (right * pairs)) * no).sum(1) for right in ordered]
-        areas[key] = np.stack(won, 1) / n_pairs[:, None]
+        areas[key] = ((yes @ (ordered * pairs)) * no).sum(1) / n_pairs
     correct = (scores > 0) == labels
-    return {"micro_f1": weights @ correct.T / weights.sum(1)[:, None], **areas}
+    return {"micro_f1": weights @ correct / weights.sum(1), **areas}
 
 
 def summarize(result: Result) -> list[Row]:
     """Metrics by model and length, and gains in area over the shortest, with 95% intervals.
 
-    Intervals resample documents and seeds.
+    Intervals are over documents, and also over seeds if there are several. A gain is that of the
+    seeds that both lengths have.
     """
     n = len(result["labels"])
-    scores: dict[tuple[str, int], list[list[float]]] = {}
-    for row in result["rows"]:
-        scores.setdefault((row["name"], row["length"]), []).append(row["scores"])
     generator = np.random.default_rng(0)
     # The first sample is the documents themselves
     drawn = generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
     weights = np.concatenate((np.ones((1, n), np.int64), drawn))
+    found: dict[tuple[str, int], dict[int, dict[str, np.ndarray]]] = {}
+    for row in sorted(result["rows"], key=lambda row: (row["name"], row["length"], row["seed"])):
+        of_seeds = found.setdefault((row["name"], row["length"]), {})
+        of_seeds[row["seed"]] = metrics(result, np.array(row["scores"]), weights)
     summary: list[Row] = []
-    shortest: dict[str, dict[str, np.ndarray]] = {}
-    for (name, length), of_seeds in sorted(scores.items()):
-        seeds = generator.integers(len(of_seeds), size=(RESAMPLES, len(of_seeds)))
+    shortest: dict[str, dict[int, dict[str, np.ndarray]]] = {}
+    for (name, length), of_seeds in found.items():
+        first = shortest.setdefault(name, of_seeds)
+        common = [seed for seed in of_seeds if seed in first]
         row: Row = {"name": name, "length": length, "seeds": len(of_seeds)}
-        means = {
-            key: np.append(value[0].mean(), np.take_along_axis(value[1:], seeds, 1).mean(1))
-            for key, value in metrics(result, np.array(of_seeds), weights).items()
-        }
-        first = shortest.setdefault(name, means)
-        gains = {f"{key}_gain": means[key] - first[key] for key in ("auc", "similar")}
-        for key, values in (means | gains).items():
-            row[key] = float(values[0])
-            row[f"{key}_interval"] = np.quantile(values[1:], (0.025, 0.975)).tolist()
+        for key in ("micro_f1", "auc", "similar"):
+            each = [of_seeds[seed][key] for seed in of_seeds]
+            gains = [of_seeds[seed][key] - first[seed][key] for seed in common]
+            for label, values in ((key, each), (f"{key}_gain", gains)):
+                if values:
+                    over = mean_over_seeds(np.stack(values))
+                    row |= {label: over.mean, f"{label}_interval": [over.low, over.high]}
         summary.append(row)
     return summary
+
+
+def mean_over_seeds(values: np.ndarray) -> Estimate:
+    """Mean of (S, R) values of S seeds; the first column is measured, the others are resampled."""
+    low, high = np.quantile(values[:, 1:].mean(0), (0.025, 0.975))
+    over_documents = Estimate(mean=float(values[:, 0].mean()), low=float(low), high=float(high))
+    return widen(over_documents, paired_half_width(values[:, 0]))
 
 
 def summarize_all(results: Sequence[Result]) -> list[Row]:
@@ -115,8 +123,8 @@ def documents_table(*results: Result) -> str:
     shortest = min(row["length"] for row in rows)
 
     def gain(row: Row, area: str) -> str:
-        longer = row["length"] > shortest
-        return interval_text(row[f"{area}_gain_interval"], 100) if longer else "-"
+        gained = row.get(f"{area}_gain_interval") if row["length"] > shortest else None
+        return interval_text(gained, 100) if gained else "-"
 
     lines = [
         {
