@@ -64,7 +64,10 @@ def test_summary_over_seeds_and_documents():
     assert short["auc_gain_interval"] == [0, 0] and long["seeds"] == 2
     assert long["auc_gain_interval"] == [0.5, 0.5]  # of the seed that both lengths have
     assert long["auc_interval"] == pytest.approx([0.75 - T_975 / 4, 0.75 + T_975 / 4])
-    lines = documents_table(result).splitlines()
+    apart = {"rows": [rows[0], rows[2], rows[3]]}  # the two lengths of the GPT share no seed
+    lines = documents_table(result | apart).splitlines()
+    assert lines[5].startswith("| fine-tuned GPT | 1,024 | 1 |")
+    assert lines[5].split(" | ")[5::2] == ["-", "- |"]
     assert lines[2] == "| always affirmed | - | - | 50.0 | - | - | - | - |"
     assert lines[3].startswith("| bag of words | 512 | 1 | 100.0 (100.0 to 100.0) |")
 
