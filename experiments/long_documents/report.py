@@ -22,14 +22,14 @@ MODEL = ("init", "epochs", "pooling", "tokens")
 
 
 def metrics(result: Result, scores: np.ndarray, weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Micro-F1, which is the accuracy here, and areas under the ROC curve, (R,) each.
+    """Micro-F1, which is the accuracy here, and areas under the ROC curve, (R, S) each.
 
     An area is the share of correctly ordered pairs, of documents that one model scored. `similar`
     counts only pairs of similar length, which the number of tokens hardly orders.
 
     Args:
         result: labels, folds and numbers of tokens of n documents.
-        scores: (n,)
+        scores: (S, n), of S seeds.
         weights: (R, n) integers, how often each document counts in each of R samples.
     """
     labels, folds = np.array(result["labels"], bool), np.array(result["folds"])
@@ -37,13 +37,14 @@ def metrics(result: Result, scores: np.ndarray, weights: np.ndarray) -> dict[str
     yes, no = weights[:, labels].astype(float), weights[:, ~labels]  # float products are fast
     compared = folds[labels][:, None] == folds[~labels]
     differ = np.abs(tokens[labels][:, None] - tokens[~labels])
-    ordered = np.sign(scores[labels][:, None] - scores[~labels]) / 2 + 0.5
+    ordered = [np.sign(row[labels][:, None] - row[~labels]) / 2 + 0.5 for row in scores]
     areas = {}
     for key, pairs in (("auc", compared), ("similar", compared & (differ < np.log(SIMILAR)))):
         n_pairs = np.maximum(1, ((yes @ pairs) * no).sum(1))
-        areas[key] = ((yes @ (ordered * pairs)) * no).sum(1) / n_pairs
+        won = [((yes @ (right * pairs)) * no).sum(1) for right in ordered]
+        areas[key] = np.stack(won, 1) / n_pairs[:, None]
     correct = (scores > 0) == labels
-    return {"micro_f1": weights @ correct / weights.sum(1), **areas}
+    return {"micro_f1": weights @ correct.T / weights.sum(1)[:, None], **areas}
 
 
 def summarize(result: Result) -> list[Row]:
@@ -53,36 +54,37 @@ def summarize(result: Result) -> list[Row]:
     seeds that both lengths have.
     """
     n = len(result["labels"])
+    scores: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for row in result["rows"]:
+        scores.setdefault((row["name"], row["length"]), {})[row["seed"]] = row["scores"]
     generator = np.random.default_rng(0)
     # The first sample is the documents themselves
     drawn = generator.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
     weights = np.concatenate((np.ones((1, n), np.int64), drawn))
-    found: dict[tuple[str, int], dict[int, dict[str, np.ndarray]]] = {}
-    for row in sorted(result["rows"], key=lambda row: (row["name"], row["length"], row["seed"])):
-        of_seeds = found.setdefault((row["name"], row["length"]), {})
-        of_seeds[row["seed"]] = metrics(result, np.array(row["scores"]), weights)
     summary: list[Row] = []
-    shortest: dict[str, dict[int, dict[str, np.ndarray]]] = {}
-    for (name, length), of_seeds in found.items():
-        first = shortest.setdefault(name, of_seeds)
-        common = [seed for seed in of_seeds if seed in first]
-        row: Row = {"name": name, "length": length, "seeds": len(of_seeds)}
-        for key in ("micro_f1", "auc", "similar"):
-            each = [of_seeds[seed][key] for seed in of_seeds]
-            gains = [of_seeds[seed][key] - first[seed][key] for seed in common]
-            for label, values in ((key, each), (f"{key}_gain", gains)):
-                if values:
-                    over = mean_over_seeds(np.stack(values))
-                    row |= {label: over.mean, f"{label}_interval": [over.low, over.high]}
+    shortest: dict[str, tuple[list[int], dict[str, np.ndarray]]] = {}
+    for (name, length), of_seeds in sorted(scores.items()):
+        seeds, values = [*of_seeds], metrics(result, np.array([*of_seeds.values()]), weights)
+        first_seeds, first = shortest.setdefault(name, (seeds, values))
+        common, here, there = np.intersect1d(seeds, first_seeds, return_indices=True)
+        gains = {
+            f"{key}_gain": values[key][:, here] - first[key][:, there]
+            for key in ("auc", "similar")
+            if common.size
+        }
+        row: Row = {"name": name, "length": length, "seeds": len(seeds)}
+        for key, value in (values | gains).items():
+            mean = mean_over_seeds(value)
+            row |= {key: mean.mean, f"{key}_interval": [mean.low, mean.high]}
         summary.append(row)
     return summary
 
 
 def mean_over_seeds(values: np.ndarray) -> Estimate:
-    """Mean of (S, R) values of S seeds; the first column is measured, the others are resampled."""
-    low, high = np.quantile(values[:, 1:].mean(0), (0.025, 0.975))
-    over_documents = Estimate(mean=float(values[:, 0].mean()), low=float(low), high=float(high))
-    return widen(over_documents, paired_half_width(values[:, 0]))
+    """Mean of (R, S) values of S seeds; the first row is measured, the others are resampled."""
+    low, high = np.quantile(values[1:].mean(1), (0.025, 0.975))
+    over_documents = Estimate(mean=float(values[0].mean()), low=float(low), high=float(high))
+    return widen(over_documents, paired_half_width(values[0]))
 
 
 def summarize_all(results: Sequence[Result]) -> list[Row]:

@@ -22,29 +22,29 @@ def test_metrics_are_those_of_scikit_learn():
     labels = generator.random(50) > 0.4
     scores = generator.normal(size=(2, 50)).round(1) + 0.5 * labels  # some are equal
     weights = np.stack((np.ones(50, np.int64), generator.integers(3, size=50)))
-    for row in scores:
-        found = metrics(described(labels), row, weights)
-        for i, counts in enumerate(weights):
+    found = metrics(described(labels), scores, weights)
+    for i, counts in enumerate(weights):
+        for seed, row in enumerate(scores):
             micro = f1_score(labels, row > 0, average="micro", sample_weight=counts)
             area = roc_auc_score(labels, row, sample_weight=counts)
-            assert found["micro_f1"][i] == pytest.approx(micro)
-            assert found["auc"][i] == pytest.approx(area)
+            assert found["micro_f1"][i, seed] == pytest.approx(micro)
+            assert found["auc"][i, seed] == pytest.approx(area)
 
 
 def test_documents_of_two_folds_are_not_compared():
     labels, folds = np.array([True, False] * 4), np.array([0] * 4 + [1] * 4)
-    scores = np.array([1.0, 0.0] * 2 + [-4.0, -5.0] * 2)  # the folds have different scales
-    assert metrics(described(labels, folds), scores, np.ones((1, 8), np.int64))["auc"] == [1.0]
+    scores = np.array([[1.0, 0.0] * 2 + [-4.0, -5.0] * 2])  # the folds have different scales
+    assert metrics(described(labels, folds), scores, np.ones((1, 8), np.int64))["auc"] == [[1.0]]
 
 
 def test_the_number_of_tokens_does_not_order_documents_of_similar_length():
     tokens = np.array([100, 110, 1000, 1100])
     labels = np.array([True, False, False, True])
-    found = metrics(described(labels, tokens=tokens), tokens, np.ones((1, 4), np.int64))
-    assert (found["auc"], found["similar"]) == ([0.5], [0.5])
+    found = metrics(described(labels, tokens=tokens), tokens[None], np.ones((1, 4), np.int64))
+    assert (found["auc"], found["similar"]) == ([[0.5]], [[0.5]])
     labels = np.array([False, True, True, True])
-    found = metrics(described(labels, tokens=tokens), tokens // 100, np.ones((1, 4), int))
-    assert (found["auc"], found["similar"]) == ([2.5 / 3], [0.5])
+    found = metrics(described(labels, tokens=tokens), tokens[None] // 100, np.ones((1, 4), int))
+    assert (found["auc"], found["similar"]) == ([[2.5 / 3]], [[0.5]])
 
 
 def test_summary_over_seeds_and_documents():
