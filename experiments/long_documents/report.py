@@ -158,15 +158,17 @@ def draw(*results: Result) -> Figure:
     lengths = sorted({row["length"] for row in rows})
     looks = styles_of(row["name"] for row in rows)
     for axes, (key, title) in zip(figure.subplots(1, len(titles)), titles.items(), strict=True):
-        for name, look in looks.items():
+        for i, (name, look) in enumerate(looks.items()):
             own = [row for row in rows if row["name"] == name]
+            shift = 1.05 ** (i - len(looks) // 2)  # or intervals hide each other
             y = np.array([row[key] for row in own])
             ends = np.abs(np.array([row[f"{key}_interval"] for row in own]).T - y)
-            axes.errorbar([row["length"] for row in own], y, ends, capsize=3, label=name, **look)
+            x = [row["length"] * shift for row in own]
+            axes.errorbar(x, y, ends, capsize=3, label=name, **look)
         axes.axhline(guesses[key], color=PLAIN, ls=":", label="always affirmed")
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{n // 1024}K" if n >= 1024 else str(n) for n in lengths])
         axes.set(xlabel="tokens of a document", title=title)
     names = figure.axes[0].get_legend_handles_labels()
-    figure.legend(*names, loc="outside lower center", ncols=len(looks) + 1, frameon=False)
+    figure.legend(*names, loc="outside lower center", ncols=4, frameon=False)
     return figure
