@@ -56,8 +56,9 @@ COMPARED = {"1,024": "compare_training_gpt2_small_1k", "4,096": "compare_trainin
 _BY_TOKENS = ("minutes", "minutes_131k", "hours", "billion")
 """Budgets of Table 4, by training tokens."""
 _REPEATS = ("repeats_minutes_131k_1k", "repeats", "repeats_1k", "repeats_billion")
-_LONG_DOCUMENTS = tuple(
-    f"long_documents{of}" for of in ("", "_gpt_frozen", "_imported", "_frozen", "_baselines")
+_LONG_DOCUMENTS = (
+    *("long_documents", "long_documents_gpt_frozen", "long_documents_imported"),
+    *("long_documents_frozen", "long_documents_baselines"),
 )
 _LAST_STATE = ("long_documents_last_state", "long_documents_imported_last_state")
 TEXT_TRIALS = (

@@ -160,7 +160,7 @@ def draw(*results: Result) -> Figure:
     for axes, (key, title) in zip(figure.subplots(1, len(titles)), titles.items(), strict=True):
         for i, (name, look) in enumerate(looks.items()):
             own = [row for row in rows if row["name"] == name]
-            shift = 1.05 ** (i - len(looks) // 2)  # or intervals hide each other
+            shift = 1.05 ** (i - (len(looks) - 1) / 2)  # so that no interval hides another
             y = np.array([row[key] for row in own])
             ends = np.abs(np.array([row[f"{key}_interval"] for row in own]).T - y)
             x = [row["length"] * shift for row in own]
