@@ -74,7 +74,7 @@ _DISPLAYED = {
     "rotary by row and column": "rotary in row and column",
     "heads that begin at a neighbour, by": "heads initialized to attend to a neighbour, strength",
     "after the text, hidden": "after the text, masked",
-    "black pixels, left out": "black pixels, removed",
+    ", left out": ", removed",
     "turned and mirrored": "rotated and mirrored",
     "moved by up to": "shifted by up to",
     "steps on other sets": "steps on other datasets",
@@ -102,6 +102,8 @@ def padding_of(config: ClassifyConfig) -> str:
     """Describe the padding, and how it is handled."""
     if config.model.grid_width is None:
         return "after the text, hidden"
+    if config.data.min_level > 1:
+        return f"pixels below grey level {config.data.min_level}, left out"
     if config.data.zeros == "padding":
         return "black pixels, left out"
     return "none, black pixels are tokens"

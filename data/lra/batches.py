@@ -88,6 +88,7 @@ class PixelExamples(Examples):
         super().__init__(np.asarray(split.labels), device)
         self._shift = config.shift
         self._capacity = context_length
+        self._min_level = config.min_level
         self._zeros_share = 0.0 if config.zeros == "padding" else zeros_share
         if isinstance(split, DisplayLists):
             parameters = Pathfinder(**split.manifest.source["parameters"])
@@ -119,7 +120,7 @@ class PixelExamples(Examples):
         if self._zeros_share is None:
             tokens = pixels if self._order is None else pixels[:, self._order]
             return Batch(tokens, None, self._order, labels)
-        visible = pixels > 0
+        visible = pixels >= self._min_level
         if self._zeros_share:
             keys = changes * len(self) + numbers
             visible |= fixed_chance(keys, pixels.shape[1]) < self._zeros_share

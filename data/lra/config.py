@@ -53,6 +53,9 @@ class ExamplesConfig:
     zeros: Zeros = "tokens"
     """tokens: every pixel is a token. padding: zero pixels are hidden, as in the benchmark's own
     code. Papilio leaves them out, which gives the same result at far lower cost."""
+    min_level: int = 1
+    """zeros=padding only: grey level from which pixels are tokens, 1 to 255. Above 1, faint pixels
+    are left out with the black ones, for example the halo of lines; this makes training cheaper."""
     order: Order = "raster"
     """Order of the pixels that are tokens. raster: row by row. tiles: in patches of 8 x 16 (for
     block-sparse masks)."""
@@ -70,6 +73,16 @@ class ExamplesConfig:
             raise ValueError(f"data.val_examples={self.val_examples} must be at least 1")
         if self.shift < 0:
             raise ValueError(f"data.shift={self.shift} must be at least 0 pixels")
+        if not 1 <= self.min_level <= 255:
+            raise ValueError(
+                f"data.min_level={self.min_level} must be a grey level from 1 to 255. Try 1, which "
+                "leaves out black pixels only."
+            )
+        if self.zeros == "tokens" and self.min_level > 1:
+            raise ValueError(
+                f"data.min_level={self.min_level} has no effect with data.zeros=tokens, where all "
+                "pixels are tokens. Remove it, or set data.zeros=padding."
+            )
         if self.zeros == "padding" and self.order != "raster":
             raise ValueError(
                 f"data.order={self.order} has no effect with data.zeros=padding: leave it out"

@@ -216,6 +216,7 @@ class ClassificationTask:
         if bool(examples.overflow):
             raise ValueError(
                 f"model.context_length={config.model.context_length} must be at least the number "
-                f"of pixels above zero in each evaluated image of {config.data.path}. Raise it"
+                f"of pixels from grey level {config.data.min_level} up in each evaluated image of "
+                f"{config.data.path}. Raise it"
             )
         return result

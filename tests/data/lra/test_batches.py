@@ -114,6 +114,20 @@ def test_padding_leaves_zeros_out(contours: Path) -> None:
     assert narrow.overflow
 
 
+@pytest.mark.parametrize("level", [2, 100, 255])
+def test_faint_pixels_are_left_out_with_the_black_ones(contours: Path, level: int) -> None:
+    config = ExamplesConfig(path="", zeros="padding", min_level=level)
+    batch = as_they_are(load_examples(contours, "train", 400, config, CPU), 7)
+    image = as_they_are(load_examples(contours, "train", 1024, ExamplesConfig(path=""), CPU), 7)
+    assert batch.lengths is not None and batch.positions is not None
+    n = int(batch.lengths)
+    bright = torch.where(image.tokens >= level, image.tokens, 0)
+    drawn = torch.zeros_like(bright[0])
+    drawn[batch.positions[0, :n]] = batch.tokens[0, :n]
+    assert torch.equal(drawn, bright[0])
+    assert n == bright.count_nonzero() < image.tokens.count_nonzero()
+
+
 @pytest.mark.parametrize("share", [0.1, 0.7])
 def test_a_share_of_zeros_comes_with_the_others(contours: Path, share: float) -> None:
     config = ExamplesConfig(path="")
@@ -164,6 +178,8 @@ def test_changes_move_what_was_turned(contours: Path) -> None:
 def test_images_are_not_moved_out_of_themselves(contours: Path) -> None:
     with pytest.raises(ValueError, match=r"data.shift=32 must be below the image size of 32 x 32"):
         load_examples(contours, "train", 1024, ExamplesConfig(path="", shift=32), CPU)
+    with pytest.raises(ValueError, match=r"min_level=100 has no effect with data.zeros=tokens"):
+        ExamplesConfig(path="", min_level=100)
     with pytest.raises(ValueError, match=r"data.shift=-1 must be at least 0 pixels"):
         ExamplesConfig(path="", shift=-1)
 

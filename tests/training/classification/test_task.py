@@ -265,6 +265,7 @@ def test_a_process_may_train_many_models(config: Path, tmp_path: Path, monkeypat
         ("model.n_classes=5", r"model.n_classes=5 must be 2 for the data in .*dots"),
         ("model.vocab_size=10", r"model.vocab_size=10 must be 256 for the data in .*dots"),
         ("model.documents=2", r"model.documents=2 must be 1 for the data in .*dots"),
+        ("data.min_level=0", r"data.min_level=0 must be a grey level from 1 to 255"),
         ("data.val_examples=0", r"data.val_examples=0 must be at least 1"),
     ],
 )
@@ -285,7 +286,7 @@ def test_evaluated_images_with_too_many_pixels_are_refused(config: Path, tmp_pat
     phases = f"data.phases=[{{paths: ['{narrow}'], steps: 7}}]"
     with pytest.raises(
         ValueError,
-        match=r"=21 must be .* each evaluated image of .*wide",
+        match=r"=21 must be .* grey level 1 up in each evaluated image of .*wide",
     ):
         main([str(config), *CPU, f"data.path={wide}", phases, "model.context_length=21",
               "optim.max_steps=8", "run.eval_every=4"])  # fmt: skip
